@@ -11,7 +11,7 @@ from collections.abc import Iterable
 # %% auto #0
 __all__ = ['CHAT_MARKER', 'disarm']
 
-# %% ../nbs/09_untrusted.ipynb #6ce4a46e
+# %% ../nbs/09_untrusted.ipynb #5c8e3743
 CHAT_MARKER = re.compile(  # the first sign of a marker
     r"<(?=[|｜]|/?<?SYS>|/?(?:s|bos|eos|tool_call|(?:start|end)_of_turn)>)|\[(?=/?INST\])", re.I
 )
@@ -30,7 +30,7 @@ def disarm(
     for heading in filter(None, headings):
         words = re.escape(heading.lstrip("# "))
         if heading.startswith("#"):
-            text = re.sub(rf"#+[ \t]*(?={words})", "", text, flags=re.I)
+            text = re.sub(rf"(?<!#)#+[ \t]*(?={words})", "", text, flags=re.I)
         else:
             text = re.sub(rf"^[ \t]*(?={words}[ \t]*$)", "> ", text, flags=re.M | re.I)
     text = re.sub(r"^([ \t]*)(?=#{1,6}(?:\s|$))", r"\1##", text, flags=re.M)

@@ -167,11 +167,29 @@ def test_abstention(reply, reason):
     assert abstention(reply) == reason
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_long_prose_is_searched_to_the_end():
     prose = "select the patients from the list and " * 3000
     assert extract_code(prose) in prose.strip()
     assert set(extract_code("```" * 5000)) <= {"`"}
+
+
+@pytest.mark.parametrize("reply", ["SELECT TOP 1 p.person_id FROM person p", "Here it is:\nSELECT TOP 5 *\nFROM person", "select a b c from person"])
+def test_the_from_of_a_select_that_cannot_be_read_is_no_query(reply):
+    assert extract_code(reply) == reply.partition("\n")[2] or extract_code(reply) == reply
+
+
+def test_a_query_may_begin_with_from():
+    assert extract_code("SELECT is not needed here.\n\nFROM person") == "FROM person"
+    assert extract_code("FROM person SELECT COUNT(*)") == "FROM person SELECT COUNT(*)"
+
+
+@pytest.mark.parametrize("text", ["SELECT 1 FROM x;", "SELECT x FROM y WHERE (\n", "FROM ", "SELECT NOT ", "please SELECT 1 FROM x and y. "])
+def test_what_is_parsed_of_one_reply_is_bounded(text, monkeypatch):
+    read = []
+    monkeypatch.setattr("healthrag.execution.extract._parses_as_sql", lambda code: bool(read.append(len(code))))
+    extract_code(text * 3000)
+    assert sum(read) <= 10 * 20_000
 
 
 def test_unknown_target():

@@ -351,3 +351,8 @@ def test_zero_shot_shows_no_context():
 @given(st.text(max_size=50), st.text(max_size=50))
 def test_the_estimate_grows_with_the_text(a, b):
     assert 0 <= estimate_tokens(a) <= estimate_tokens(f"{a} {b}") <= estimate_tokens(a) + estimate_tokens(b) + 1
+
+
+def test_a_long_run_of_marks_is_disarmed_in_one_pass():
+    for mark in "#=~`>[ \n":
+        assert len(as_data(mark * 300_000)) <= 300_003

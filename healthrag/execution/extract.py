@@ -95,7 +95,7 @@ def abstention(
             return match.group(1).strip().strip("`").strip()
     return None
 
-# %% ../../nbs/51_execution.extract.ipynb #359ca01f
+# %% ../../nbs/51_execution.extract.ipynb #942cff0a
 _START = {
     "sql": re.compile(r"(?:^|(?<=[\s:`(]))(?:\(\s*)*(?:WITH|SELECT|FROM|VALUES)\b", re.IGNORECASE),
     "funsql": re.compile(r"(?:^|(?<=[\s:`]))(?:@funsql\b|From\s*\(|[A-Za-z_]\w*\s*=\s*(?:@funsql|From)\b)"),
@@ -104,8 +104,9 @@ _OTHER_STATEMENT = re.compile(  # kept as it stands, for the guard to refuse by 
     r"(?:DROP|DELETE|INSERT|UPDATE|CREATE|ALTER|TRUNCATE|COPY|ATTACH|DETACH|PRAGMA|SET|INSTALL|LOAD|CALL|EXPORT|IMPORT|MERGE|GRANT"
     r"|EXPLAIN|DESCRIBE|SUMMARIZE|PIVOT|VACUUM|CHECKPOINT|USE|(?i:drop table|delete from|insert into|create table|alter table))\s"
 )
-_MAX_TRIES = 60  # parses spent on one unfenced reply
 _MAX_CHARS = 20_000  # of a reply that are searched for a query outside of fences
+_MAX_TRIES = 60  # parses spent on one unfenced reply
+_MAX_READ = 8 * _MAX_CHARS  # characters parsed in them
 
 
 def _parses_as_sql(code: str) -> bool:
@@ -136,18 +137,28 @@ def _ends(text: str) -> Iterator[str]:
     yield from (text[:cut] for cut in sorted(cuts, reverse=True))
 
 
+_OPEN_SELECT = re.compile(r"^[(\s]*(?:WITH|SELECT)\b(?:(?!;|\n\s*\n).)*\Z", re.IGNORECASE | re.MULTILINE | re.DOTALL)
+
+
+def _starts(text: str, target: str) -> list[int]:
+    "List where a query may begin; the FROM of a SELECT is not such a place."
+    found = [(m.start(), m.group().lstrip("( \n").upper()) for m in _START[target].finditer(text)]
+    return [at for at, word in found if word != "FROM" or not _OPEN_SELECT.search(text, 0, at)]
+
+
 def _in_prose(text: str, target: str, parses: Callable[[str], bool]) -> str:
     "Find a query that no fence marks; what cannot be parsed is returned from its first word on."
-    text, tries = text[:_MAX_CHARS], 0
+    text, tries, read = text[:_MAX_CHARS], 0, 0
     following = [text[m.end() :].lstrip() for m in re.finditer(";", text)] if target == "sql" else []
     if target == "sql" and (_OTHER_STATEMENT.match(text) or (parses(text.split(";")[0]) and any(map(_OTHER_STATEMENT.match, following)))):
         return text.strip()
-    starts = [m.start() for m in _START[target].finditer(text)]
+    starts = _starts(text, target)
     for start in starts:
         for piece in _ends(text[start:]):
-            if (tries := tries + 1) > _MAX_TRIES:
-                break
             code = piece.strip().rstrip("`").strip()
+            tries, read = tries + 1, read + len(code)
+            if tries > _MAX_TRIES or read > _MAX_READ:
+                break
             whole = start == 0 and len(piece) == len(text)
             if (whole or target != "sql" or re.search(r"\bFROM\b|\bVALUES\b|\d", code, re.IGNORECASE)) and parses(code):
                 return code
