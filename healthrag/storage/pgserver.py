@@ -20,8 +20,9 @@ from typing import Any
 # %% auto #0
 __all__ = ['postgres_binaries', 'PostgresServer']
 
-# %% ../../nbs/29_storage.pgserver.ipynb #a04d0b51
+# %% ../../nbs/29_storage.pgserver.ipynb #d397f490
 _USER = "healthrag"
+_STARTS = 5  # with another port each
 
 
 def postgres_binaries() -> Path:  # the folder with initdb and pg_ctl
@@ -46,7 +47,7 @@ class PostgresServer:
             self._as_user: list[str] = []
             if hasattr(os, "geteuid") and os.geteuid() == 0:
                 binaries = self._give_away(binaries)
-            password, self.port = secrets.token_urlsafe(16), _free_port()
+            password = secrets.token_urlsafe(16)
             self._control, data = binaries / "pg_ctl", self.folder / "data"
             secret = self.folder / "secret"
             secret.write_text(password)
@@ -54,8 +55,7 @@ class PostgresServer:
             self._run(
                 binaries / "initdb", "-D", data, "-U", _USER, "-A", "scram-sha-256", "--pwfile", secret, "-E", "UTF8", "--no-locale", "-N",
             )  # fmt: skip
-            options = [f"-p {self.port}", "-c listen_addresses=127.0.0.1", "-c unix_socket_directories=''", *(f"-c {s}" for s in settings)]
-            self._run(self._control, "-D", data, "-l", self.folder / "log", "-w", "-t", 60, "-o", " ".join(options), "start")
+            self.port = self._start(data, settings)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -77,6 +77,19 @@ class PostgresServer:
         if self.folder.exists():
             self._run(self._control, "-D", self.folder / "data", "-m", "immediate", "-w", "stop", check=False)
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, data: Path, settings: Sequence[str]) -> int:  # the port it listens on
+        "Start the server on a free port; where another process takes it first, on the next."
+        for left in reversed(range(_STARTS)):
+            port = _free_port()
+            options = [f"-p {port}", "-c listen_addresses=127.0.0.1", "-c unix_socket_directories=''", *(f"-c {s}" for s in settings)]
+            try:
+                self._run(self._control, "-D", data, "-l", self.folder / "log", "-w", "-t", 60, "-o", " ".join(options), "start")
+                break
+            except OSError:
+                if not left or "Address already in use" not in (self.folder / "log").read_text(errors="replace"):
+                    raise
+        return port
 
     def _give_away(self, binaries: Path) -> Path:
         "Let the server run as nobody, and say from where."
