@@ -16,8 +16,10 @@ from .artifacts import atomic_path, require_module
 # %% auto #0
 __all__ = ['KERNEL', 'settle', 'NotebookError', 'run_notebook']
 
-# %% ../nbs/71_notebooks.ipynb #42434931
+# %% ../nbs/71_notebooks.ipynb #cbd59d19
 KERNEL = {"display_name": "python3", "language": "python", "name": "python3"}
+_STARTS = 3  # of a kernel that does not come up, e.g. because another process took one of its ports meanwhile
+_PATIENCE = {"start_timeout": 300, "iopub_timeout": 60}  # [s] a busy machine is no failure
 
 
 def settle(path: Path) -> Path:  # the same path
@@ -67,18 +69,24 @@ def run_notebook(
     output.parent.mkdir(parents=True, exist_ok=True)
     running, failed = output.with_suffix(".running.ipynb"), output.with_suffix(".failed.ipynb")
     failed.unlink(missing_ok=True)  # of a run before
-    try:
-        with _environment({**(environment or {}), "TQDM_DISABLE": "1"}):  # a progress bar in a stored output would differ between runs
-            papermill.execute_notebook(
-                str(template), str(running), dict(parameters), kernel_name="python3", progress_bar=False, cwd=str(folder or Path.cwd()),
-                extra_arguments=["--IPKernelApp.log_level=50"],  # a kernel's notice at its start or end is no news
-            )  # fmt: skip
-    except papermill.PapermillExecutionError as error:
-        running.replace(failed)
-        raise NotebookError(
-            f"{template.name} failed in cell {error.exec_count}: {error.ename}: {error.evalue}; the notebook up to there "
-            f"is {failed}", error.ename, failed,
-        ) from error  # fmt: skip
+    for left in reversed(range(_STARTS)):
+        try:
+            with _environment({**(environment or {}), "TQDM_DISABLE": "1"}):  # a progress bar in a stored output would differ between runs
+                papermill.execute_notebook(
+                    str(template), str(running), dict(parameters), kernel_name="python3", progress_bar=False, cwd=str(folder or Path.cwd()),
+                    extra_arguments=["--IPKernelApp.log_level=50"],  # a kernel's notice at its start or end is no news
+                    **_PATIENCE,
+                )  # fmt: skip
+            break
+        except papermill.PapermillExecutionError as error:
+            running.replace(failed)
+            raise NotebookError(
+                f"{template.name} failed in cell {error.exec_count}: {error.ename}: {error.evalue}; the notebook up to there "
+                f"is {failed}", error.ename, failed,
+            ) from error  # fmt: skip
+        except RuntimeError as error:
+            if not left or type(error) is not RuntimeError or "Kernel d" not in str(error):  # a kernel that dies later has a type of its own
+                raise
     settle(running).replace(output)
     return output
 
