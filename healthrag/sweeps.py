@@ -81,7 +81,7 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name.startswith("HEALTHRAG_")}
     return {**kept, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
 
-# %% ../nbs/74_sweeps.ipynb #eaff4431
+# %% ../nbs/74_sweeps.ipynb #44c195c1
 Backend = Literal["loky", "ray", "dask"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
@@ -102,8 +102,17 @@ def open_backend(
             stack.enter_context(_dask_client(jobs))
         elif name == "ray":
             stack.enter_context(_ray(jobs))
+        else:
+            stack.callback(_end_workers)
         stack.enter_context(joblib.parallel_config(backend=name, n_jobs=jobs))
         yield
+
+
+def _end_workers() -> None:
+    "End the processes that joblib keeps for later: a process that is itself a worker would wait for them when it ends."
+    from joblib.externals.loky import get_reusable_executor
+
+    get_reusable_executor().shutdown(wait=True)
 
 
 @contextmanager
