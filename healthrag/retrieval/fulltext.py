@@ -23,7 +23,7 @@ from ..storage.exact import Record, as_records
 # %% auto #0
 __all__ = ['FULLTEXT_HEADER', 'FullTextIndex', 'copy_fulltext']
 
-# %% ../../nbs/32_retrieval.fulltext.ipynb #690ed74d
+# %% ../../nbs/32_retrieval.fulltext.ipynb #66758147
 FULLTEXT_HEADER = "fulltext.json"
 _FORMAT, _VERSION = "healthrag-fulltext", 1
 _LONGEST_ID = 10_000  # [characters]
@@ -50,6 +50,7 @@ class FullTextIndex:
         self._writer: Any = None  # the engine's, while changes are being made
         self._staged: dict[str, bool] = {}  # id -> is it there in the next state?
         self._index = self._open()
+        self._index.config_reader("manual")  # else a thread of the engine reads along, and may put an older state in place of a newer one
         self._stamp: Any = None
         self._view = self._new_view()
 
