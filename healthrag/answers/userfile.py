@@ -16,7 +16,7 @@ from pathlib import Path
 # %% auto #0
 __all__ = ['checked_id', 'UserFile', 'Erasure', 'find_traces']
 
-# %% ../../nbs/57_answers.userfile.ipynb #8e85e222
+# %% ../../nbs/57_answers.userfile.ipynb #c836449f
 _SCHEMA = """
 CREATE TABLE owner (fingerprint TEXT NOT NULL);
 CREATE TABLE conversation (id TEXT PRIMARY KEY, summary TEXT NOT NULL, upto INTEGER NOT NULL, revision TEXT NOT NULL);
@@ -50,7 +50,7 @@ class UserFile:
         self.path = Path(folder) / f"{_digest('file', user)}.sqlite"
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None)
+        connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
         for pragma in ("secure_delete=ON", "temp_store=MEMORY", "foreign_keys=ON", "trusted_schema=OFF"):
             connection.execute(f"PRAGMA {pragma}")
         return connection
