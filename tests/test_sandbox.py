@@ -14,7 +14,7 @@ import pytest
 
 from healthrag.omop import CDM, Sandbox
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300, func_only=True)  # the database may have to be built first
 
 
 @pytest.fixture(scope="module")
@@ -63,15 +63,15 @@ def test_what_takes_too_long_is_stopped_whether_the_database_can_or_not(cdm, sql
 def test_memory_that_the_database_does_not_count_is_limited(cdm):
     with CDM(cdm.path, memory_limit="200MB") as small, Sandbox(small) as sandbox:
         with pytest.raises(MemoryError):
-            sandbox.execute("SELECT length(replace(repeat('a', 3000000), 'a', repeat('b', 1000)))", time_limit=60)
+            sandbox.execute("SELECT length(replace(repeat('a', 3000000), 'a', repeat('b', 1000)))", time_limit=250)
         assert sandbox.execute("SELECT 1 AS a").rows == ((1,),)
 
 
 @pytest.mark.parametrize("sql", ["SELECT repeat(repeat('x', 10000), 6000) AS a", "SELECT range(1000000) FROM range(9)", "SELECT repeat(chr(1), 10000) FROM range(1000)"])
 def test_an_answer_that_is_too_large_stays_in_the_process(sandbox, sql):
     with pytest.raises(ValueError, match="more than 50 MB; select fewer"):
-        sandbox.execute(sql)
-    assert len(sandbox.execute("SELECT repeat('x', 10000) FROM range(4000)")) == 4000
+        sandbox.execute(sql, time_limit=250)  # millions of values take their time on a busy machine
+    assert len(sandbox.execute("SELECT repeat('x', 10000) FROM range(4000)", time_limit=250)) == 4000
 
 
 def test_a_process_that_dies_is_replaced(cdm):
@@ -102,14 +102,16 @@ def test_no_process_is_left_behind(cdm):
     with pytest.raises(ValueError, match="closed"):
         opened.sandbox  # noqa: B018
     code = "from healthrag.omop import open_omop; s = open_omop('gibleed').sandbox; s('SELECT 1'); print(s._process.pid, flush=True); import os; os._exit(1)"
-    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout)
-    for _ in range(100):  # the pipe closes with its parent
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the process outlived its parent")
+    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+    while runs(child):  # until the pipe has closed with its parent; one that outlives it ends at the time limit of this test
+        time.sleep(0.05)
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end between two looks
+        return False
 
 
 def test_a_database_that_is_gone_is_told(cdm, tmp_path):

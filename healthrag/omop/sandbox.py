@@ -86,7 +86,7 @@ def serve(
 
     answer_lines(open_cdm, requests, answers)
 
-# %% ../../nbs/13_omop.sandbox.ipynb #bed4f8c6
+# %% ../../nbs/13_omop.sandbox.ipynb #6e10f451
 class Worker:
     "A process that answers one request at a time and can be killed."
 
@@ -142,9 +142,12 @@ class Worker:
             line = ""
         finally:
             timer.cancel()
-        if line.endswith("\n"):
+            timer.join()  # it may be about to kill
+        answered = line.endswith("\n")
+        if late.is_set() or not answered:
+            self.close()  # there is nobody to ask again
+        if answered:
             return json.loads(line)
-        self.close()
         if late.is_set():
             return None
         return {"error": "MemoryError", "message": f"the query ended its process, most likely with more than {self._about['memory_limit']} of memory; narrow it or raise memory_limit"}
