@@ -25,6 +25,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.fault: str | None = None
         self.script: list[str] = []
         self.requests: list[tuple[str, dict, dict]] = []  # path, headers in lower case, body
+        self.asked = threading.Event()  # there is a request; who gave up waiting may be told before it was read
         self.released = threading.Event()
 
     @property
@@ -57,6 +58,7 @@ class FaultyHandler(BaseHTTPRequestHandler):
     def read(self) -> dict:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         self.server.requests.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        self.server.asked.set()
         return body
 
     def misbehaves(self, fault: str | None) -> bool:

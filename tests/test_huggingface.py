@@ -252,7 +252,8 @@ def test_there_must_be_texts(docs):
 def test_failures_get_one_line_without_the_key(server, fault, error, says, tries):
     server.fault = fault
     with pytest.raises(error, match=says) as caught:
-        create_embeddings(["a"], "a/b", api_key=SECRET, inference_url=server.address, timeout=0.3, retries=1)
+        create_embeddings(["a"], "a/b", api_key=SECRET, inference_url=server.address, timeout=0.3 if fault == "hang" else 60.0, retries=1)
+    assert server.asked.wait(60)
     assert SECRET not in str(caught.value) and "\n" not in str(caught.value) and len(server.requests) == tries
 
 

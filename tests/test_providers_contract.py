@@ -56,7 +56,7 @@ def started(provider):
             where = {"host": f"http://{host}:{port}"} if provider == "ollama" else {"base_url": f"http://{host}:{port}/v1"}
             extra = {"ollama": {"digest": "d1", "version": "0.12"}, "hf": {"hub_url": server.address}}.get(provider, {})
             name = {"ollama": "ollama:tiny", "openai": "openai:gpt-x", "hf": "hf:a/b"}[provider]
-            return get_model(name, **{"timeout": 2.0, "retries": 1, **where, **extra, **options})
+            return get_model(name, **{"timeout": 60.0, "retries": 1, **where, **extra, **options})
 
         yield server, make
 
@@ -119,7 +119,7 @@ def test_a_local_model_answers_whole_and_in_pieces(provider):
 
 
 @pytest.mark.model
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_closing_a_stream_stops_the_model_in_this_process():
     model = make_local("llama", max_tokens=900)
     with model.stream(PROMPT) as stream:
@@ -191,9 +191,10 @@ def test_what_may_have_been_answered_is_not_asked_again(served, how, fault, erro
     if how == "stream" and fault in ("garbage", "empty", "short"):
         error, says = (RuntimeError, ConnectionError), "something that is not|broke"
     server.fault = fault
-    model = make(timeout=0.4, replies=ReplyStore(tmp_path / "r", "write"))
+    model = make(timeout=0.4 if fault == "hang" else 60.0, replies=ReplyStore(tmp_path / "r", "write"))
     with pytest.raises(error, match=says) as caught:
         ask(model, how)
+    assert server.asked.wait(60)
     assert len(asked(server)) == 1 and "\n" not in str(caught.value)
     assert len(model.replies) == 0 and not list(tmp_path.rglob("*.jsonl"))
 
