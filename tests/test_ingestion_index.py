@@ -244,11 +244,12 @@ def test_answers_come_from_one_generation_while_it_is_replaced(make):
         thread.start()
     for g in range(1, 12):
         ingest_to_index(writer, docs=generation(f"gen{g}", 12))
-        time.sleep(0.02)
+        while f"gen{g}" not in seen and not problems:  # a reader that never sees it runs into the time limit of the test
+            time.sleep(0.001)
     stop.set()
     for thread in threads:
         thread.join()
-    assert not problems and len(seen) > 2
+    assert not problems and {f"gen{g}" for g in range(1, 12)} <= seen
 
 
 def test_k_hits_come_back_while_old_chunks_are_still_in_the_store(tmp_path):
@@ -442,5 +443,5 @@ def test_any_text_can_be_read_for_citations(text):
 
 def test_importing_stays_light():
     code = "import sys, healthrag.retrieval.update, healthrag.ingestion.web, healthrag.ingestion.databases, healthrag.ingestion.search, healthrag.answers; print([m for m in ('pandas','torch','sqlalchemy','trafilatura','ddgs','pypdf','httpcore','duckdb','lxml') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, timeout=50)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, timeout=300)
     assert done.stdout.strip() == "[]", done.stderr

@@ -29,7 +29,7 @@ def site():
 
 @pytest.fixture
 def get(site):
-    return lambda path, **options: fetch_page(site.url(path), **{"allow_private": [site.host], "timeout": 5, "attempts": 1, **options})
+    return lambda path, **options: fetch_page(site.url(path), **{"allow_private": [site.host], "timeout": 60, "attempts": 1, **options})
 
 
 # ---------------------------------------------------------------- where it may lead
@@ -161,7 +161,7 @@ def test_a_circle_is_told(get):
 
 
 @pytest.mark.parametrize("path", ["/drip", "/dripheaders", "/silent"])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_slow_servers_are_cut_off(get, path):
     with pytest.raises(TimeoutError, match=r"within 0\.6 s"):
         get(path, timeout=0.6)
@@ -177,7 +177,7 @@ def test_a_compressed_bomb_is_not_blown_up(site, get):
     import tracemalloc
 
     tracemalloc.start()
-    page = get("/bomb", max_bytes=1_000_000, timeout=30)
+    page = get("/bomb", max_bytes=1_000_000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(page.body) == 1_000_000 and page.truncated and peak < 60_000_000
@@ -263,7 +263,7 @@ def test_failures_are_warnings_that_name_what_was_skipped(site, caplog):
     site.pages["/good"] = ("text/html", f"<p>{PROSE}</p>".encode())
     registry = {"mine": [site.url("/status/500"), site.url("/good"), "http://127.0.0.1:9/x"]}
     with caplog.at_level(logging.WARNING):
-        documents = fetch_curated("mine", registry=registry, allow_private=[site.host], timeout=5)
+        documents = fetch_curated("mine", registry=registry, allow_private=[site.host], timeout=60)
     assert [d.url for d in documents] == [site.url("/good")] and documents[0].source == "mine"
     assert site.url("/status/500") in caplog.text and "http://127.0.0.1:9/x" in caplog.text
 
@@ -284,9 +284,10 @@ def test_pages_that_are_down_stay_indexed_and_pages_that_are_gone_go(site, tmp_p
     index = ingest_to_index(tmp_path / "i", site.url("/p"), store="local", **options)
     assert len(index.documents) == 1
     kept = site.pages.pop("/p")
-    site.pages["/p"] = ("image/png", b"x")
-    assert ingest_to_index(index, site.url("/p"), timeout=0.001, **options).last_ingest.deleted == ()
-    site.pages.pop("/p")
+    site.stalled.add("/p")
+    down = ingest_to_index(index, site.url("/p"), timeout=0.5, **options).last_ingest
+    assert down.deleted == () and down.skipped[0].temporary and len(index) > 0
+    site.stalled.remove("/p")
     done = ingest_to_index(index, site.url("/p"), **options).last_ingest
     assert len(done.deleted) == 1 and len(index) == 0 and "404" in done.skipped[0].reason and kept
 
@@ -326,7 +327,7 @@ def test_any_markup_is_read_without_an_error(markup):
 
 
 @pytest.mark.parametrize("markup", ["<div>" * 50_000 + "x", "<a " + "b=c " * 50_000 + ">x</a>", "<td>" * 20_000, "&#" + "9" * 10_000 + ";", "<![CDATA[" + "x" * 10_000, "\ud800<p>x"])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_hostile_markup_is_read(markup):
     assert isinstance(html_to_text(markup), str) and isinstance(whole_page_text(markup), str)
 

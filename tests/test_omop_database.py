@@ -129,7 +129,7 @@ def test_columns_may_share_a_name_and_there_may_be_no_rows(cdm):
     assert cdm.execute("SELECT 1 AS a, 2 AS a WHERE FALSE") == ResultSet(("a", "a"), ())
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("sql", [FOREVER, "SELECT COUNT(*) FROM range(1_000_000) a, range(1_000_000) b WHERE a.range * b.range % 7 = 1"])
 def test_the_time_limit_stops_a_query(small, sql):
     with CDM(small) as cdm:
@@ -144,7 +144,7 @@ def test_a_time_limit_that_is_over_at_once_still_stops(small):
 
 
 def test_a_time_limit_holds_while_rows_are_fetched(small):
-    slow = "SELECT a.range FROM range(1_000_000_000) a WHERE hash(a.range) % 100_000_000 = 3"
+    slow = "SELECT a.range FROM range(1_000_000_000_000) a WHERE hash(a.range) % 100_000_000_000 = 3"
     with CDM(small) as cdm, pytest.raises(TimeoutError):
         cdm.execute(slow, time_limit=0.2)
 

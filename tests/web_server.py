@@ -22,6 +22,8 @@ class Site(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.sent = 0  # bytes of bodies
         self.tries: dict[str, int] = {}
+        self.stalled: set[str] = set()  # paths that are not answered until the site closes
+        self.closing = threading.Event()
 
     @property
     def host(self) -> str:
@@ -57,7 +59,9 @@ class _Handler(BaseHTTPRequestHandler):
         site.asked.append(path)
         site.tries[path] = tried = site.tries.get(path, 0) + 1
         name, _, argument = path.lstrip("/").partition("/")
-        if path in site.pages:
+        if path in site.stalled:
+            site.closing.wait()
+        elif path in site.pages:
             kind, body = site.pages[path]
             self._head(kind=kind)
             self._send(body)
@@ -91,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.1)
         elif name == "silent":
-            time.sleep(30)
+            site.closing.wait()
         elif name == "hugeheaders":
             self.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 2_000_000 + b"\r\n\r\n")
         elif name == "bomb":  # 1 GB of zeros in 1 MB, in layers of gzip members
@@ -134,5 +138,6 @@ def web_site() -> Iterator[Site]:
     try:
         yield site
     finally:
+        site.closing.set()
         site.shutdown()
         site.server_close()
