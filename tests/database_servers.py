@@ -89,7 +89,7 @@ def mariadb() -> Iterator[str]:  # an SQLAlchemy address of the superuser
     pytest.importorskip("pymysql")
     server, setup = (shutil.which(n, path=f"{os.environ['PATH']}:/usr/sbin") for n in ("mariadbd", "mariadb-install-db"))
     if not server or not setup:
-        pytest.skip("MariaDB is not here; apt-get install mariadb-server")
+        pytest.skip("MariaDB is not here; apt-get install mariadb-server-core mariadb-client")
     become, owner = _account("mysql", "nobody")
     with _home(owner) as home:
         made = subprocess.run(
