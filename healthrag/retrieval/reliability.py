@@ -64,11 +64,12 @@ def finite_scores(
         raise ValueError(f"{name} scores hold NaN or infinity; give finite scores")
     return scores
 
-# %% ../../nbs/38_retrieval.reliability.ipynb #3d67e68d
+# %% ../../nbs/38_retrieval.reliability.ipynb #2b2a79d4
 Fit = Literal["platt", "isotonic"]
 
 
 _RIDGE = 0.005  # on squared weights, so that questions that are told apart without a fault do not need infinite ones
+_EXACT = {"ftol": 1e-15, "gtol": 1e-10}  # to the end, so that processors and the order of signals make no difference to be seen
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def fit_weights(
         slope = shares * (_sigmoid(line) - targets)
         return float(value), np.concatenate([[slope.sum()], slope @ z + 2 * _RIDGE * parameters[1:]])
 
-    return minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B", bounds=[(None, None)] + [(0.0, None)] * x.shape[1]).x[1:] / spread
+    return minimize(loss, np.zeros(x.shape[1] + 1), jac=True, method="L-BFGS-B", bounds=[(None, None)] + [(0.0, None)] * x.shape[1], options=_EXACT).x[1:] / spread
 
 
 def _platt(x: Array, targets: Array, weights: Array) -> ScoreModel:
@@ -150,7 +151,7 @@ def _platt(x: Array, targets: Array, weights: Array) -> ScoreModel:
         slope = weights * (_sigmoid(line) - targets)
         return value, np.array([slope.sum(), (slope * z).sum()])
 
-    a, b = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(None, None), (0.0, None)]).x
+    a, b = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(None, None), (0.0, None)], options=_EXACT).x
     return ScoreModel("platt", (float(a - b * middle / spread), float(b / spread)), ())
 
 
