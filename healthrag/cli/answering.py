@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ['ModelOption', 'DatabaseOption', 'RepliesOption', 'ThreadsOption', 'KOption', 'TargetOption', 'show_answer',
            'show_events']
 
-# %% ../../nbs/73_cli.answering.ipynb #2007b684
+# %% ../../nbs/73_cli.answering.ipynb #08e31c8f
 def show_answer(answer: Answer) -> None:
     "Print an answer."
     from rich.syntax import Syntax
@@ -40,6 +40,7 @@ def show_answer(answer: Answer) -> None:
         out.print(Text(f"{number}  {name or 'unknown here: check this id'}"))
     out.print()
     for stage, passed, note in answer.ladder():
+        note = "stopped here" if note == answer.problem else note  # which was said above
         out.print(Text(f"{'✓' if passed else '✗'} {stage}: {note}", style="green" if passed else "yellow"))
     out.print()
     for line in answer.citations():

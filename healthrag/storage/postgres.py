@@ -23,12 +23,13 @@ from .duckfile import table_name
 from .filters import FilterTerm, filter_terms
 
 # %% auto #0
-__all__ = ['POSTGRES_URL', 'UNSTORABLE', 'qualified_name', 'prepare_vectors', 'PostgresConnections', 'where_sql',
-           'holds_unstorable', 'validate_embeddings_inputs', 'existing_dimension', 'store_embeddings_pgvector',
-           'search_embeddings_pgvector']
+__all__ = ['POSTGRES_URL', 'CONNECT_SECONDS', 'UNSTORABLE', 'qualified_name', 'prepare_vectors', 'PostgresConnections',
+           'where_sql', 'holds_unstorable', 'validate_embeddings_inputs', 'existing_dimension',
+           'store_embeddings_pgvector', 'search_embeddings_pgvector']
 
-# %% ../../nbs/29_storage.postgres.ipynb #05fd0a20
+# %% ../../nbs/29_storage.postgres.ipynb #3eae7774
 POSTGRES_URL = "HEALTHRAG_PG_URL"  # environment variable
+CONNECT_SECONDS = 10  # a server is waited for; connect_timeout in its URL overrides it
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # characters that PostgreSQL's UTF-8 text can't hold
 
 
@@ -79,7 +80,8 @@ class PostgresConnections:
 
     def _open(self) -> Any:
         try:
-            connection = self._psycopg.connect(self._url, autocommit=True, client_encoding="utf8")
+            limit = {"connect_timeout": CONNECT_SECONDS, **self._psycopg.conninfo.conninfo_to_dict(self._url)}["connect_timeout"]
+            connection = self._psycopg.connect(self._url, autocommit=True, client_encoding="utf8", connect_timeout=limit)
         except self._psycopg.ProgrammingError:  # its text holds the address
             raise ValueError("the database address can't be read; write it as postgresql://user@host/name") from None
         except self._psycopg.Error as error:  # its text holds no password
