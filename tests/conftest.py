@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure; hangs end at the timeout of pytest
+IN_CI = bool(os.environ.get("CI"))
+settings.register_profile(  # a busy machine is no failure; hangs end at the timeout of pytest
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=IN_CI, print_blob=True, **({"database": None} if IN_CI else {})
+)  # fmt: skip
 settings.load_profile("untimed")
+if IN_CI:  # else examples hold constants of whatever module a worker has imported by then, and two runs try different ones
+    providers._get_local_constants = providers.Constants
 
 
 @pytest.fixture(scope="session")

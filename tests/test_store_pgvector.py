@@ -1,6 +1,8 @@
 """The PostgreSQL store on a real server: one that the tests start, or the one at HEALTHRAG_TEST_PG_URL."""
 
+import gc
 import os
+import socket
 import threading
 import uuid
 from typing import ClassVar
@@ -8,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from database_servers import postgresql
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from test_filters import filters as any_filters, metadata as any_metadata
 
 pytest.register_assert_rewrite("healthrag.storage.searchcontract", "healthrag.storage.contract")
@@ -76,7 +78,7 @@ def tables(connection):
 
 
 @given(any_filters, any_metadata)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None)
 def test_sql_filters_mean_what_python_filters_mean(url, chosen, row):
     store = shared(url)
     store.replace([[1.0, 0.0]], ["x"], metadata=[row])
@@ -205,6 +207,7 @@ def test_words_of_sql_and_capitals_are_names_like_any_other(url):
 
 
 def test_a_store_of_its_own_leaves_nothing(url, connection):
+    gc.collect()  # what others let go of has dropped its table by now
     before = tables(connection)
     stores = [PgVectorStore(2, url=url) for _ in range(2)]
     assert len(tables(connection)) == len(before) + 2
@@ -213,8 +216,6 @@ def test_a_store_of_its_own_leaves_nothing(url, connection):
     with pytest.raises(ValueError, match="closed"):
         len(stores[0])
     del stores
-    import gc
-
     gc.collect()
     assert tables(connection) == before
 
@@ -250,7 +251,7 @@ def test_a_connection_that_breaks_is_replaced(url, connection):
         store._connections._free[0].close()
         assert len(store) == 3
         pid = store._connections._free[0].info.backend_pid
-        connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        connection.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
         with pytest.raises(psycopg.OperationalError):
             len(store)
         assert len(store) == 3
@@ -329,3 +330,20 @@ def test_a_server_with_an_older_pgvector_is_refused_with_the_remedy(url):
         with connections.connection():
             pass
     connections.close()
+
+
+def test_a_server_whose_port_was_taken_meanwhile_takes_another(monkeypatch):
+    pgserver = pytest.importorskip("healthrag.storage.pgserver")
+    choose = pgserver._free_port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        ports = iter([taken, taken])
+        monkeypatch.setattr(pgserver, "_free_port", lambda: next(ports, None) or choose())
+        try:
+            with pgserver.PostgresServer() as server:
+                assert server.port != taken and psycopg.connect(server.url).execute("SELECT 1").fetchone() == (1,)
+        except ImportError as error:
+            pytest.skip(str(error))
+    assert next(ports, None) is None, "both were tried"
