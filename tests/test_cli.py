@@ -292,7 +292,7 @@ def test_an_unfinished_run_is_continued(capsys, tmp_path, few):
 
 
 def process(*arguments):
-    return subprocess.run([sys.executable, "-m", "healthrag", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-m", "healthrag", *arguments], capture_output=True, text=True, timeout=300)
 
 
 def test_python_dash_m_and_help_with_examples():
@@ -327,7 +327,7 @@ def test_version(capsys):
 
 def test_help_loads_nothing_heavy():
     code = "import sys; from healthrag.cli import main; main(['--help']); print(sorted({'duckdb','pandas','sqlglot','onnxruntime','torch'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().endswith("[]"), done.stdout[-200:]
 
 

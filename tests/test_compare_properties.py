@@ -266,7 +266,7 @@ def wide_table(columns: int, rows: int, rng: random.Random, value) -> tuple[Resu
 
 
 @pytest.mark.parametrize("kind", ["integers", "floats", "flags", "latin square", "constant"])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_twenty_six_columns_are_aligned(kind):
     rng = random.Random(7)
     value = {
@@ -302,7 +302,7 @@ def test_columns_that_could_be_the_same_are_found(both):
         assert alike_columns(gold, pred) == expected
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_misleading_table_ends():
     "Two regular graphs that look alike to every local rule, as incidence tables: no alignment exists."
     ring = lambda n, start: [(start + i, start + (i + 1) % n) for i in range(n)]
@@ -318,7 +318,7 @@ def test_proposals_are_few_and_distinct():
 
 
 @pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_bags_of_different_size_in_each_shape_are_told_apart(width, monkeypatch):
     "Where near rows are too many to list, a guess decides, and it must not forget rows."
     import healthrag.evaluation.matching as matching
@@ -332,7 +332,7 @@ def test_bags_of_different_size_in_each_shape_are_told_apart(width, monkeypatch)
 
 
 @pytest.mark.parametrize("renamed", [False, True])
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_hundred_thousand_shuffled_rows_are_compared(renamed):
     rng = random.Random(0)
     rows = [
@@ -347,7 +347,7 @@ def test_a_hundred_thousand_shuffled_rows_are_compared(renamed):
     assert not results_match(gold, ResultSet(pred.columns, changed))
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_noise_on_many_rows_ends():
     rng = random.Random(1)
     rows = [(rng.random() * 100, rng.random() * 100) for _ in range(20_000)]

@@ -122,7 +122,7 @@ def test_a_bare_number_is_nobody(number):
 
 
 @pytest.mark.parametrize("hostile", ["1-" * 15000, "John " * 4000, "a@" * 15000, "May 1 " * 2500, "mrn: " * 6000, "A, B " * 4000, "9" * 30000, "('" * 10000])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_long_texts_are_read_to_the_end(hostile):
     assert isinstance(find_phi(hostile, identifying=is_identifying), list)
 
