@@ -68,7 +68,7 @@ def _mean(values: Sequence[float | int | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
-# %% ../../nbs/67_evaluation.tables.ipynb #9c9eca99
+# %% ../../nbs/67_evaluation.tables.ipynb #4dfb5139
 def leaderboard(results: Results) -> Table:
     "Rank models and modes by accuracy; seconds only where every reply is a recorded one."
     rows: list[tuple[float, tuple[Any, ...]]] = []
@@ -132,7 +132,8 @@ def _paired_note(results: Results) -> str:
 
 _PAIRED_NOTE = (
     "Accuracies with 95 % Wilson intervals, differences with Tango's 95 % score interval for paired proportions, "
-    "two-sided exact McNemar p-values, and the same with Holm's correction over all rows of this table."
+    "two-sided exact McNemar p-values, and the same with Holm's correction over all rows of this table. "
+    "The exact test is the stricter one: where few pairs differ, an interval may leave out zero although p is above 0.05."
 )
 
 
