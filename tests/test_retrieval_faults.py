@@ -310,7 +310,7 @@ def test_a_reranker_does_not_take_longer_than_there_is_time():
             return super().__call__(question, found)
 
     with search_of(PATIENTS, reranker=Slow()) as search:
-        found = search.search("bleeding", deadline=2.0)
+        found = search.search("bleeding", deadline=5.0)
         release.set()
     assert found.hits and found.degraded == ("rerank: LateError: not done in time",)
 

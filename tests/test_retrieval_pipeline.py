@@ -213,10 +213,10 @@ def test_a_late_side_is_left_out_and_keeps_its_slot(open_search):
     index, release, lane = filled(ROWS), threading.Event(), Admission(1, wait=0)
     late = HybridIndex(index.store, Side(lambda *_, **__: release.wait(60) and []), encode)
     search = open_search(late, admission=lane)
-    found = search.search("bleeding", deadline=2.0)
+    found = search.search("bleeding", deadline=5.0)
     assert found.hits and found.degraded == ("lexical: LateError: not done in time",) and lane.inside == 1
     with pytest.raises(BusyError):
-        search.search("bleeding", deadline=2.0)
+        search.search("bleeding", deadline=5.0)
     release.set()
     while lane.inside:
         time.sleep(0.01)
@@ -368,7 +368,7 @@ def test_a_part_that_fails_is_left_out_and_named(open_search, part):
 def test_a_part_that_is_late_is_left_out(open_search, part):
     release = threading.Event()
     slow = lambda *_, **__: release.wait(60)
-    found = open_search(**{part: Scorer(slow) if part == "reranker" else slow}).search("bleeding", k=3, deadline=3.0)
+    found = open_search(**{part: Scorer(slow) if part == "reranker" else slow}).search("bleeding", k=3, deadline=6.0)
     assert len(found.hits) == 3 and [note.partition(":")[0] for note in found.degraded] == ["rerank" if part == "reranker" else part]
     assert "LateError" in found.degraded[0]
     release.set()
@@ -376,7 +376,7 @@ def test_a_part_that_is_late_is_left_out(open_search, part):
 
 def test_a_search_may_have_a_time_of_its_own(open_search):
     release = threading.Event()
-    found = open_search(reranker=Scorer(lambda *_: release.wait(60)), deadline=3.0).search("bleeding", k=3)  # whoever calls need not know of it
+    found = open_search(reranker=Scorer(lambda *_: release.wait(60)), deadline=6.0).search("bleeding", k=3)  # whoever calls need not know of it
     assert len(found.hits) == 3 and "LateError" in found.degraded[0]
     release.set()
 
