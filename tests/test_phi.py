@@ -144,6 +144,7 @@ DISGUISES = {  # how the same characters come out of word processors, PDF files,
     **{f"space U+{ord(c):04X}": lambda text, c=c: text.replace(" ", c) for c in "\t\xa0\u2003\u202f\u3000\u2800"},
     "wide gaps": lambda text: text.replace(" ", "   "), "dots": lambda text: text.replace(".", "\u2024"), "at": lambda text: text.replace("@", "\ufe6b"),
     "bold letters": lambda text: "".join(chr(0x1D400 + ord(c) - 65) if "A" <= c <= "Z" else chr(0x1D41A + ord(c) - 97) if "a" <= c <= "z" else c for c in text),
+    "Cyrillic letters": lambda text: text.translate(str.maketrans("ABEKMHOPCTXSJaeopcxysij", "АВЕКМНОРСТХЅЈаеорсхуѕіј")),
     "wide letters": lambda text: "".join(chr(ord(c) + 0xFEE0) if c.isascii() and c.isalnum() else c for c in text),
 }  # fmt: skip
 PLAIN = ["SSN 123-45-6789 was noted", "MRN 4482913 seen", "call (617) 555-0142 now", "born on 03/14/1956 in spring", "write to jane.doe@example.org please",

@@ -17,7 +17,7 @@ from .names import age_spans, date_spans, name_spans
 # %% auto #0
 __all__ = ['IsIdentifying', 'PHIPolicy', 'PHI', 'find_phi', 'redact', 'check_phi_policy', 'PHIError', 'require_no_phi']
 
-# %% ../../nbs/08_phi.find.ipynb #5b4bd100
+# %% ../../nbs/08_phi.find.ipynb #e60697d9
 @dataclass(frozen=True, order=True)
 class PHI:
     "Something that identifies a person."
@@ -32,6 +32,7 @@ IsIdentifying = Callable[[str], bool]  # says of a column's name whether what st
 
 _ODD = re.compile(r"[^\n -~]|  ")  # what the patterns were not written for
 _ALIKE = {"\r": " ", "\x85": "\n", "\u2028": "\n", "\u2029": "\n", "\u2800": " ", "µ": "µ"} | dict.fromkeys("−⁃˗➖", "-") | dict.fromkeys("⁄∕⧸", "/")
+_LATIN = str.maketrans("АВЕЅІЈКМНОРСТХУаеѕіјорсхуԁԛԝΑΒΕΖΗΙΚΜΝΟΡΤΥΧοϳ", "ABESIJKMHOPCTXYaesijopcxydqwABEZHIKMNOPTYXoj")
 _UNSEEN = dict.fromkeys("\u115f\u1160\u3164\uffa0", "")  # Hangul fillers
 
 
@@ -47,9 +48,10 @@ def _as_ascii(c: str) -> str:  # a character's plain spelling; "" when it can't 
 
 
 def _plain(text: str) -> tuple[str, list[int] | None]:  # text of ASCII digits, dashes, single spaces; place of each character, None: unchanged
-    "Undo look-alikes: digits, letters and dashes of other shapes, invisible characters, wide gaps."
+    "Undo look-alikes: digits, letters and dashes of other shapes or, within a word, of other scripts; invisible characters, wide gaps."
     if not _ODD.search(text):
         return text, None
+    text = re.sub(r"\w+", lambda word: word[0].translate(_LATIN) if re.search(r"[A-Za-z0-9]", word[0]) else word[0], text)
     out, places = list[str](), list[int]()
     for i, c in enumerate(text):
         for part in c if " " < c <= "~" else _as_ascii(c):
