@@ -81,9 +81,10 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name.startswith("HEALTHRAG_")}
     return {**kept, "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0")}
 
-# %% ../nbs/74_sweeps.ipynb #44c195c1
+# %% ../nbs/74_sweeps.ipynb #6093a198
 Backend = Literal["loky", "ray", "dask"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+_IDLE_SECONDS = 10  # after which a process of joblib's ends; a caller that is a worker itself waits for it when it ends
 
 
 @contextmanager
@@ -102,17 +103,9 @@ def open_backend(
             stack.enter_context(_dask_client(jobs))
         elif name == "ray":
             stack.enter_context(_ray(jobs))
-        else:
-            stack.callback(_end_workers)
-        stack.enter_context(joblib.parallel_config(backend=name, n_jobs=jobs))
+        own = {"idle_worker_timeout": _IDLE_SECONDS} if name == "loky" else {}
+        stack.enter_context(joblib.parallel_config(backend=name, n_jobs=jobs, **own))
         yield
-
-
-def _end_workers() -> None:
-    "End the processes that joblib keeps for later: a process that is itself a worker would wait for them when it ends."
-    from joblib.externals.loky import get_reusable_executor
-
-    get_reusable_executor().shutdown(wait=True)
 
 
 @contextmanager

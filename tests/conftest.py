@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 
 IN_CI = bool(os.environ.get("CI"))
 settings.register_profile(  # a busy machine is no failure; hangs end at the timeout of pytest
@@ -15,6 +14,8 @@ settings.register_profile(  # a busy machine is no failure; hangs end at the tim
 )  # fmt: skip
 settings.load_profile("untimed")
 if IN_CI:  # else examples hold constants of whatever module a worker has imported by then, and two runs try different ones
+    from hypothesis.internal.conjecture import providers
+
     providers._get_local_constants = providers.Constants
 
 

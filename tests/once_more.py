@@ -34,7 +34,10 @@ def main(options: Sequence[str], folders: Sequence[str]) -> int:
     if not 0 < len(files) <= MOST:
         return code
     print(f"\nfailed, run once more: {' '.join(files)}\n", flush=True)
-    return subprocess.run([*pytest, "-n", "0", *files], check=False).returncode
+    code = subprocess.run([*pytest, "-n", "0", *files], check=False).returncode
+    if code == 0:
+        print(f"\npassed only the second time: {' '.join(files)}", flush=True)
+    return code
 
 
 if __name__ == "__main__":

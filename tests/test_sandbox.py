@@ -83,6 +83,22 @@ def test_a_process_that_dies_is_replaced(cdm):
         assert sandbox.execute("SELECT 2 AS a").rows == ((2,),)
 
 
+def test_an_interrupted_query_leaves_no_answer_to_the_next(cdm, monkeypatch):
+    from healthrag.omop import sandbox as module
+
+    def interrupted(requests, answers, request):
+        requests.write(request + "\n")
+        requests.flush()
+        raise KeyboardInterrupt
+
+    with Sandbox(cdm) as sandbox:
+        assert sandbox.execute("SELECT 1 AS a").rows == ((1,),)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(module, "_exchange", interrupted)
+            sandbox.execute("SELECT 2 AS a")
+        assert [sandbox.execute(f"SELECT {n} AS a").rows for n in (3, 4)] == [((3,),), ((4,),)]
+
+
 def test_threads_take_turns_and_get_their_own_answers(sandbox):
     answers: dict[int, int] = {}
     workers = [threading.Thread(target=lambda n=n: answers.update({n: sandbox.execute(f"SELECT {n} AS n").rows[0][0]})) for n in range(20)]

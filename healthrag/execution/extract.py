@@ -95,7 +95,7 @@ def abstention(
             return match.group(1).strip().strip("`").strip()
     return None
 
-# %% ../../nbs/51_execution.extract.ipynb #942cff0a
+# %% ../../nbs/51_execution.extract.ipynb #2b537de3
 _START = {
     "sql": re.compile(r"(?:^|(?<=[\s:`(]))(?:\(\s*)*(?:WITH|SELECT|FROM|VALUES)\b", re.IGNORECASE),
     "funsql": re.compile(r"(?:^|(?<=[\s:`]))(?:@funsql\b|From\s*\(|[A-Za-z_]\w*\s*=\s*(?:@funsql|From)\b)"),
@@ -137,13 +137,24 @@ def _ends(text: str) -> Iterator[str]:
     yield from (text[:cut] for cut in sorted(cuts, reverse=True))
 
 
-_OPEN_SELECT = re.compile(r"^[(\s]*(?:WITH|SELECT)\b(?:(?!;|\n\s*\n).)*\Z", re.IGNORECASE | re.MULTILINE | re.DOTALL)
+_TURN = re.compile(r"(?<!\w)'[^'\n]*'|(?P<ends>;|\n[ \t]*\n|[.:][ \t]*\n)|\b(?P<opens>SELECT|WITH|select|with)\b")
 
 
 def _starts(text: str, target: str) -> list[int]:
-    "List where a query may begin; the FROM of a SELECT is not such a place."
-    found = [(m.start(), m.group().lstrip("( \n").upper()) for m in _START[target].finditer(text)]
-    return [at for at, word in found if word != "FROM" or not _OPEN_SELECT.search(text, 0, at)]
+    "List where a query may begin; the FROM of a SELECT before it is not such a place."
+    turns = _TURN.finditer(text) if target == "sql" else iter(())
+    turn, opened, found = next(turns, None), set[bool](), list[int]()
+    for start in _START[target].finditer(text):
+        word = re.split(r"[\s(]", start.group())[-1] if target == "sql" else ""
+        while turn is not None and turn.start() < start.end() - len(word):
+            if turn["ends"]:
+                opened.clear()
+            elif turn["opens"]:
+                opened.add(turn["opens"].isupper())
+            turn = next(turns, None)
+        if word.upper() != "FROM" or word.isupper() not in opened:
+            found.append(start.start())
+    return found
 
 
 def _in_prose(text: str, target: str, parses: Callable[[str], bool]) -> str:

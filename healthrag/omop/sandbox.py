@@ -86,7 +86,10 @@ def serve(
 
     answer_lines(open_cdm, requests, answers)
 
-# %% ../../nbs/13_omop.sandbox.ipynb #6e10f451
+# %% ../../nbs/13_omop.sandbox.ipynb #cee38cc7
+_START_SECONDS = 120
+
+
 class Worker:
     "A process that answers one request at a time and can be killed."
 
@@ -121,10 +124,11 @@ class Worker:
             start_new_session=True,  # Ctrl-C is for the caller, who ends this process by closing its input
         )  # fmt: skip
         self._end = weakref.finalize(self, _stop, process)
-        answer = self._ask(process, json.dumps(self._about), 60)
-        if answer is None or "error" in answer:
+        answer = self._ask(process, json.dumps(self._about), _START_SECONDS)
+        if answer is None or "error" in answer or self._process is None:
             self.close()
-            raise OSError(f"the process for queries did not start: {answer['message'] if answer else 'no answer within 60 s'}")
+            why = answer["message"] if answer and "error" in answer else f"no answer within {_START_SECONDS} s"
+            raise OSError(f"the process for queries did not start: {why}")
         return process
 
     def _ask(self, process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any] | None:  # None: killed because its time was over
@@ -140,6 +144,9 @@ class Worker:
             line = _exchange(process.stdin, process.stdout, request)
         except (BrokenPipeError, UnicodeError):
             line = ""
+        except BaseException:  # interrupted: the answer, still to come, would be taken for that to the next request
+            self.close()
+            raise
         finally:
             timer.cancel()
             timer.join()  # it may be about to kill

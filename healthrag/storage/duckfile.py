@@ -25,7 +25,7 @@ from .exact import longest_row
 # %% auto #0
 __all__ = ['STORES_TABLE', 'table_name', 'DuckFile']
 
-# %% ../../nbs/29_storage.duckfile.ipynb #b87927ac
+# %% ../../nbs/29_storage.duckfile.ipynb #17714173
 STORES_TABLE = "healthrag_stores"  # describes the stores of a database
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # 63 is PostgreSQL's limit
 _PATIENCE = 60.0  # [s] writes of two stores on one table in one process exclude each other; the later one tries again so long
@@ -99,8 +99,8 @@ class DuckFile:
                     result = work(cursor)
                     cursor.execute("COMMIT")
                     return result
-                except self._errors.TransactionException:
-                    if time.monotonic() > give_up:
+                except self._errors.TransactionException as error:  # of a full disk, too
+                    if "conflict" not in str(error).lower() or time.monotonic() > give_up:
                         raise
                     time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  (so that the two do not keep step)
                     pause = min(2 * pause, 0.1)

@@ -20,7 +20,7 @@ from typing import Any
 # %% auto #0
 __all__ = ['postgres_binaries', 'PostgresServer']
 
-# %% ../../nbs/29_storage.pgserver.ipynb #d397f490
+# %% ../../nbs/29_storage.pgserver.ipynb #6f12544f
 _USER = "healthrag"
 _STARTS = 5  # with another port each
 
@@ -82,12 +82,14 @@ class PostgresServer:
         "Start the server on a free port; where another process takes it first, on the next."
         for left in reversed(range(_STARTS)):
             port = _free_port()
+            log = self.folder / "log"
+            log.unlink(missing_ok=True)
             options = [f"-p {port}", "-c listen_addresses=127.0.0.1", "-c unix_socket_directories=''", *(f"-c {s}" for s in settings)]
             try:
-                self._run(self._control, "-D", data, "-l", self.folder / "log", "-w", "-t", 60, "-o", " ".join(options), "start")
+                self._run(self._control, "-D", data, "-l", log, "-w", "-t", 60, "-o", " ".join(options), "start")
                 break
             except OSError:
-                if not left or "Address already in use" not in (self.folder / "log").read_text(errors="replace"):
+                if not left or not log.exists() or "Address already in use" not in log.read_text(errors="replace"):
                     raise
         return port
 

@@ -27,9 +27,9 @@ __all__ = ['POSTGRES_URL', 'CONNECT_SECONDS', 'UNSTORABLE', 'qualified_name', 'p
            'where_sql', 'holds_unstorable', 'validate_embeddings_inputs', 'existing_dimension',
            'store_embeddings_pgvector', 'search_embeddings_pgvector']
 
-# %% ../../nbs/29_storage.postgres.ipynb #3eae7774
+# %% ../../nbs/29_storage.postgres.ipynb #76217c1c
 POSTGRES_URL = "HEALTHRAG_PG_URL"  # environment variable
-CONNECT_SECONDS = 10  # a server is waited for; connect_timeout in its URL overrides it
+CONNECT_SECONDS = 10  # for which each host is waited for; PGCONNECT_TIMEOUT, and connect_timeout in the URL, override it
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # characters that PostgreSQL's UTF-8 text can't hold
 
 
@@ -80,7 +80,7 @@ class PostgresConnections:
 
     def _open(self) -> Any:
         try:
-            limit = {"connect_timeout": CONNECT_SECONDS, **self._psycopg.conninfo.conninfo_to_dict(self._url)}["connect_timeout"]
+            limit = {"connect_timeout": os.environ.get("PGCONNECT_TIMEOUT", CONNECT_SECONDS), **self._psycopg.conninfo.conninfo_to_dict(self._url)}["connect_timeout"]
             connection = self._psycopg.connect(self._url, autocommit=True, client_encoding="utf8", connect_timeout=limit)
         except self._psycopg.ProgrammingError:  # its text holds the address
             raise ValueError("the database address can't be read; write it as postgresql://user@host/name") from None
