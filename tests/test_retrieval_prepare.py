@@ -140,7 +140,7 @@ def test_resolving_any_text_keeps_its_digits(question, subject, kind, before):
     ("text", "quoted"),
     [
         ('list all notes that say "no fever"', "no fever"), ("list all notes of „Sepsis“", "Sepsis"), ("list all notes of `itp`", "itp"), ("list all notes of 'itp'", "itp"),
-        ("list all patients' and doctors' notes", None), ('list all 5" wounds', None), ('list all " " notes', None),
+        ('list all 5" "deep" wounds', "deep"), ('list all 5"  wounds of „ “Sepsis”', "Sepsis"), ("list all patients' and doctors' notes", None), ('list all 5" wounds', None), ('list all " " notes', None),
     ],
 )  # fmt: skip
 def test_a_quotation_is_the_same_for_preparation_and_gate(text, quoted):

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from healthrag.evaluation.ranking import ndcg_at, permutation_p, recall_at, reciprocal_rank_at
@@ -107,6 +107,8 @@ def test_trimming_gives_a_beginning_that_is_not_empty(scores, threshold):
     assert trim_tail(kept, gate) == kept
 
 
+@example('5"', '"fall"')  # the mark of the inch is left over
+@example("„", "“chest pain”")
 @given(st.text(max_size=300), st.sampled_from(["PT-00042", "pt-0004", "E11.9", "4548-4", "73211009", "B12", "“chest pain”", '"fall"']))
 def test_an_identifier_anywhere_makes_a_question_pointed(text, name):
     assert not is_broad_question(f"List all visits {text} {name} and notes")

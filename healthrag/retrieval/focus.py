@@ -41,10 +41,10 @@ def find_identifiers(
             found[place] = term.text
     return tuple(found[place] for place in sorted(found))
 
-# %% ../../nbs/37_retrieval.focus.ipynb #178c545b
+# %% ../../nbs/37_retrieval.focus.ipynb #d8d0618b
 _LONGEST = 2000  # characters of a question that is looked at; a longer one is no follow-up
-_QUOTED = re.compile(
-    r"\"([^\"\n]{1,200})\"|“([^”\n]{1,200})”|„([^“”\n]{1,200})[“”]|«([^»\n]{1,200})»|`([^`\n]{1,200})`"
+_QUOTED = re.compile(  # a mark that is left over, with nothing before the next one, begins no quotation
+    r"\"(?!\s*\")([^\"\n]{1,200})\"|“([^”\n]{1,200})”|„(?!\s*[“”])([^“”\n]{1,200})[“”]|«([^»\n]{1,200})»|`(?!\s*`)([^`\n]{1,200})`"
     r"|(?<!\w)'([^'\s](?:[^'\n]{0,200}[^'\s])?)'(?!\w)|(?<!\w)‘([^’\n]{1,200})’(?!\w)"
 )
 _PERSON_WORD = r"he|she|him|her|hers|his|himself|herself"
