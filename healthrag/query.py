@@ -50,7 +50,7 @@ def _concept_names(ids: list[int], cdm: CDM, hits: Iterable[Hit]) -> tuple[tuple
             pass  # a concept table of another shape; the query itself is not affected
     return tuple((i, str(names.get(i) or "")) for i in ids[:200])
 
-# %% ../nbs/55_query.ipynb #2abe8017
+# %% ../nbs/55_query.ipynb #dce98ca5
 _RUNGS = {  # stage -> what its success means
     "parsed": "the reply holds one statement that can be read",
     "built": "it is a single read-only SELECT with allowed functions",
@@ -106,7 +106,11 @@ class Answer:
         "Why there is no table, empty when there is one."
         if (reason := self.declined) is not None:
             return f"the model declined to answer{': ' + reason if reason else ''}"
-        return "" if self.check.ok else self.check.error or "the query did not run"
+        if self.check.ok:
+            return ""
+        reply = self.generation.reply
+        cut = "; the reply was cut off at its limit of tokens, so raise max_tokens of the settings (HEALTHRAG_MAX_TOKENS)" if reply and reply.finish_reason == "length" else ""
+        return (self.check.error or "the query did not run") + cut
 
     def citations(self) -> list[str]:  # "[1] example: How many … (score 0.81)"
         "Number the sources as text."

@@ -262,7 +262,7 @@ class QueryCheck:
         "The database ran it."
         return STAGES.index(self.stage) >= 4
 
-# %% ../nbs/00_records.ipynb #136f34a8
+# %% ../nbs/00_records.ipynb #b8b0d11f
 @dataclass(frozen=True)
 class BenchmarkTask:
     "A question with a gold query."
@@ -309,6 +309,7 @@ class TaskResult:
     lenient: bool = False  # right when named leniencies are allowed
     answerable: bool = True  # False: the right reply was to abstain
     dialect: str = ""  # the language in which the query would have run, when it failed only for being written in that
+    cut_off: bool = False  # the reply reached the limit of tokens before it ended
 
     @property
     def right(self) -> bool:
@@ -316,9 +317,9 @@ class TaskResult:
         return self.outcome == "correct" or (self.outcome == "abstained" and not self.answerable)
 
     def to_json(self) -> dict[str, Any]:
-        "A JSON object that `from_json` reads back; the two youngest fields only where they say something."
+        "A JSON object that `from_json` reads back; the three youngest fields only where they say something."
         data = asdict(self)
-        return {k: v for k, v in data.items() if k not in ("answerable", "dialect") or v != self.__dataclass_fields__[k].default}
+        return {k: v for k, v in data.items() if k not in ("answerable", "dialect", "cut_off") or v != self.__dataclass_fields__[k].default}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TaskResult:

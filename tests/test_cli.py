@@ -6,14 +6,18 @@ import csv
 import io
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from healthrag.answers import CitedAnswer, DoneEvent, TokenEvent
 from healthrag.cli import main
 from healthrag.cli.answering import show_events
+from healthrag.cli.entry import program
 from healthrag.cli.console import console, printable, show_result
 from healthrag.records import Prompt, ResultSet
 
@@ -306,6 +310,15 @@ def test_python_dash_m_and_help_with_examples():
 def test_every_command_teaches_by_example(capsys, command):
     code, out, _ = run(capsys, command, "--help")
     assert code == 0 and "Example" in out and f"healthrag {command}" in out
+
+
+def test_the_examples_of_compare_run_as_they_are_shown(capsys, project_root, monkeypatch):
+    monkeypatch.chdir(project_root)
+    examples = re.findall(r"\[bold\]healthrag (compare .*?)\[/\]", get_command(program()).commands["compare"].help)
+    assert len(examples) == 2
+    for example in examples:
+        code, out, err = run(capsys, *shlex.split(example))
+        assert code == 0 and out, err
 
 
 def test_errors_of_the_process_go_to_stderr():

@@ -191,6 +191,13 @@ def test_accuracy_without_near_duplicates():
     assert "1 of 2 tasks have a near duplicate" in leakage_table(found).note
 
 
+def test_that_nothing_is_a_near_duplicate_is_said():
+    found = nearest_examples(tasks("Which drugs were given most often?", start="SELECT e."), tasks("How old are they?", start="SELECT q."))
+    (row,) = leakage_accuracy({"m": [result("correct", "q0")]}, found).rows
+    assert row[4:7] == (1, row[3], 0) and row[7] is None and "None of 1 tasks" in leakage_accuracy({"m": [result("correct", "q0")]}, found).note
+    assert not leakage_accuracy({"m": [result("correct", "q0")]}, []).rows
+
+
 def test_no_example_of_the_project_has_a_query_of_the_test_up_to_its_literals():
     from healthrag.evaluation import split_tasks
 

@@ -48,6 +48,7 @@ from healthrag.evaluation import (
     wilson_interval,
     write_results,
 )
+from healthrag.evaluation.contents import report_charts
 from healthrag.evaluation.run import UNSCORED
 from healthrag.records import MODES, OUTCOMES, STAGES, TIERS, BenchmarkTask, TaskResult
 
@@ -99,6 +100,17 @@ def test_leaderboard_ranks_and_counts():
     assert [row[:4] for row in table.rows] == [("strong", "rag", 6, 5), ("weak", "rag", 6, 3), ("strong", "zero_shot", 6, 2), ("weak", "zero_shot", 6, 1)]
     assert column(table, "accuracy")[0] == Estimate(5 / 6, *wilson_interval(5, 6))
     assert column(table, "seconds") == [None] * 4  # live wall time has no place in a table that is compared
+
+
+def test_replies_that_were_cut_off_are_counted():
+    cut = {"m": [*results("c"), *results("pp", "zero_shot", cut_off=True)]}
+    assert dict(zip(column(leaderboard(cut), "mode"), column(leaderboard(cut), "cut off"), strict=True)) == {"rag": 0, "zero_shot": 2}
+
+
+def test_questions_without_an_answer_have_no_tier():
+    without = {"m": [replace(r, answerable=False) for r in [*results("mm"), *results("mm", "zero_shot")]]}
+    assert tier_table(without).rows == () and tier_table({"m": [*TWO["weak"], *without["m"]]}).rows == tier_table({"m": TWO["weak"]}).rows
+    assert "gain_by_tier" not in {chart.name for chart in report_charts(without, runs_of(without))}
 
 
 def test_seconds_are_shown_when_all_replies_are_recorded():

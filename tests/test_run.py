@@ -160,6 +160,13 @@ def test_cost_of_a_recorded_reply_is_that_of_its_recording():
     assert result.model == "test:recorded"
 
 
+@pytest.mark.parametrize(("reason", "cut"), [("length", True), ("stop", False), ("", False)])
+def test_a_reply_that_reached_its_limit_says_so(reason, cut):
+    result = run_task(task(), "rag", generator=lambda prompt: Reply("SELECT COUNT(", "m", finish_reason=reason), **WORLD)
+    assert result.outcome == "parse_error" and result.cut_off is cut
+    assert ("cut_off" in result.to_json()) is cut and TaskResult.from_json(result.to_json()) == result
+
+
 def test_a_failing_model_call_is_a_generation_error():
     def model(prompt):
         raise TimeoutError("no reply\nin 30 s")

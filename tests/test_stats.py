@@ -124,7 +124,7 @@ def test_tango_interval_is_symmetric_and_inside(b, c, rest):
 
 
 def test_tango_interval_covers_the_truth():
-    "Coverage by exact enumeration of a trinomial, n = 30: at least 93 % where Wald's interval falls below 90 %."
+    "Coverage by exact enumeration of a trinomial, n = 30: some 97 % where Wald's interval stays below 94 %."
     n, p_b, p_c = 30, 0.03, 0.1
     covered = wald = 0.0
     for b, c in itertools.product(range(n + 1), repeat=2):
@@ -140,7 +140,7 @@ def test_tango_interval_covers_the_truth():
         half = 1.959964 * math.sqrt(b + c - (c - b) ** 2 / n) / n
         covered += weight * (low <= p_c - p_b <= high)
         wald += weight * (abs((c - b) / n - (p_c - p_b)) <= half)
-    assert 0.93 < covered < 0.99 and wald < 0.94
+    assert 0.95 <= covered < 0.99 and wald < 0.94
 
 
 @pytest.mark.parametrize("values", [[1, 0] * 30, [1] * 50 + [-5] * 7 + [0] * 9, [0.1 * k for k in range(40)], [1] * 20 + [-100]])

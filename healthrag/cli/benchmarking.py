@@ -92,7 +92,7 @@ def comparison_lines(
         for (title, c), p in zip(pairs, adjusted, strict=True)
     ]
 
-# %% ../../nbs/75_cli.benchmarking.ipynb #e5fd86c8
+# %% ../../nbs/75_cli.benchmarking.ipynb #d2c11dea
 QUICK = 6  # tasks of each tier in a quick run
 QuickOption = Annotated[bool, typer.Option("--quick", help=f"Ask {QUICK} tasks of each tier instead of all")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder of the report; default: reports/ of the checkout (sweep --quick: reports/quick)")]
@@ -293,7 +293,7 @@ def _compare(
 
     [bold]healthrag compare reports/runs/qwen2.5-coder-0.5b-sql-local-k3.jsonl[/]
 
-    [bold]healthrag compare nearest-example-sql-local-k3 qwen2.5-coder-1.5b-sql-local-k3 --baseline nearest --as latex[/]
+    [bold]healthrag compare nearest-example-sql-local-k3 qwen2.5-coder-1.5b-sql-local-k3 --baseline "nearest-example, rag" --as latex[/]
     """
     from healthrag.evaluation.comparison import compare
     from healthrag.evaluation.layout import shown

@@ -15,7 +15,7 @@ from .console import console, show_table
 # %% auto #0
 __all__ = ['TasksOption', 'listing_app', 'models_app', 'tasks_path', 'run_logs']
 
-# %% ../../nbs/74_cli.looking.ipynb #5e570349
+# %% ../../nbs/74_cli.looking.ipynb #29406393
 TasksOption = Annotated[Path | None, typer.Option("--tasks", help="JSON-lines file of tasks, or a folder of them; default: the project's benchmark")]
 listing_app = typer.Typer(no_args_is_help=True, help="List tasks, models, stores or runs.", rich_markup_mode="rich")
 
@@ -46,7 +46,7 @@ def _tasks(
     shown = [task for task in found if group in (None, task.group)]
     if not shown:
         raise ValueError(f"no tasks in group {group!r}; groups: {', '.join(sorted({task.group for task in found}))}")
-    show_table(("id", "database", "tier", "group", "question"), [(t.id, t.database, t.tier, t.group, t.question) for t in shown])
+    show_table(("id", "database", "tier", "group", "question"), [(t.id, t.database, t.tier if t.answerable else "", t.group, t.question) for t in shown])
     console().print(f"{len(shown)} tasks")
 
 

@@ -56,7 +56,7 @@ def _blocks(gold: ResultSet, order_by: Sequence[str | int]) -> list[int]:
         numbers.append(number)
     return numbers
 
-# %% ../../nbs/64_evaluation.comparator.ipynb #9b1affdf
+# %% ../../nbs/64_evaluation.comparator.ipynb #608e97f2
 def _compare(
     gold: ResultSet,
     pred: ResultSet,
@@ -138,7 +138,7 @@ def _difference(
     left_g, left_p = unmatched_rows(gold.columns, moved, None, atol, rtol) if blocks or not first else first[1]
     if not left_g:
         if first and first[1][0]:
-            i = first[1][0][0]
+            i = min(first[1][1])  # of the answer: which of the rows that tie comes first is free
             return f"row order: row {i + 1} is {_show(asked[i])}, the answer has {_show(rows[i])}"
         return nowhere
     i = left_g[0]

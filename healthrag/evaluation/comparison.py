@@ -235,7 +235,7 @@ def _rest(first: System, second: System, view: str) -> str:
     shared = [str(getattr(first, name) or getattr(second, name) or "") for name in names]
     return ", ".join(f"{name} {value}" if name in ("k", "store") else value for name, value in zip(names, shared, strict=True) if value)
 
-# %% ../../nbs/68_evaluation.comparison.ipynb #a4b16c68
+# %% ../../nbs/68_evaluation.comparison.ipynb #1e01082e
 def compare(
     runs: Run | str | Path | Iterable[Run | str | Path],  # runs or their logs; those of one system are pooled by task
     baseline: str | None = None,  # name of a system, or a part of it that no other name has; None: each with each
@@ -267,7 +267,8 @@ def compare(
 def _find(name: str, names: Sequence[str]) -> str:
     found = [name] if name in names else [other for other in names if name in other]
     if len(found) != 1:
-        raise ValueError(f"{len(found) or 'no'} systems are called {name!r}; the systems are: {'; '.join(names)}")
+        wanted = "write more of the name of one of" if found else "use the name of one of, or a part of it"
+        raise ValueError(f"{len(found) or 'no'} systems are called {name!r}; {wanted}: {'; '.join(found or names)}")
     return found[0]
 
 

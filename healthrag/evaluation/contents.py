@@ -101,7 +101,7 @@ def _compared_over_all(runs: Sequence[Run], compared: RunComparison | None) -> T
     more = {result.task_id for result in whole.results[next(iter(whole.results))]} - here
     return replace(whole.table, name=nothing.name, title=nothing.title) if more else nothing
 
-# %% ../../nbs/69_evaluation.contents.ipynb #7211385e
+# %% ../../nbs/69_evaluation.contents.ipynb #477164f4
 def report_charts(
     results: Results,  # of the report's runs, by label
     runs: Sequence[Run],
@@ -110,5 +110,5 @@ def report_charts(
     "Draw the charts of a report."
     systems = pool_systems(runs)
     named = dict(zip(name_systems(list(systems)), systems.values(), strict=True))
-    further = [cost_chart(results), agreement_chart(named), reliability_chart(in_one_wording(pool_runs(runs_of([*runs, *also], systems)))), k_chart(runs)]
-    return [*all_charts(results), *(chart for chart in further if chart.table.rows)]
+    charts = [*all_charts(results), cost_chart(results), agreement_chart(named), reliability_chart(in_one_wording(pool_runs(runs_of([*runs, *also], systems)))), k_chart(runs)]
+    return [chart for chart in charts if chart.table.rows]

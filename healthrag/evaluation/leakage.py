@@ -73,7 +73,7 @@ def sql_skeleton(
 
     return tree.transform(reduced).sql(dialect=dialect, comments=False).lower()
 
-# %% ../../nbs/66_evaluation.leakage.ipynb #9eabdaa0
+# %% ../../nbs/66_evaluation.leakage.ipynb #386ae14e
 @dataclass(frozen=True)
 class Nearest:
     "A task of the test with the example nearest to it."
@@ -133,14 +133,16 @@ def leakage_accuracy(
     results: Results,
     nearest: Iterable[Nearest],
     threshold: float = NEAR_QUESTION,
-) -> Table:  # empty without near duplicates
+) -> Table:  # empty where nothing is near or far, for want of examples
     "Give the accuracy with and without the tasks that have a near duplicate among the examples."
+    nearest = list(nearest)
     near = {n.task.id for n in nearest if n.near(threshold)}
     rows = []
-    for label, mode, scored in scored_cells(results) if near else ():
+    for label, mode, scored in scored_cells(results) if nearest else ():
         has = [r.task_id.partition("#")[0] in near for r in scored]
         kept, dropped = ([r for r, h in zip(scored, has, strict=True) if h is side] for side in (False, True))
         rows.append((label, mode, len(scored), accuracy_of(scored), len(kept), accuracy_of(kept), len(dropped), accuracy_of(dropped)))
     columns = ("model", "mode", "tasks", "accuracy", "without near duplicates", "accuracy without", "near duplicates", "accuracy on these")
-    note = "Near duplicates have an example whose question or query is nearly theirs. 95 % Wilson intervals."
+    said = "" if near else f"None of {len(nearest)} tasks has one. "
+    note = f"Near duplicates have an example whose question or query is nearly theirs. {said}95 % Wilson intervals."
     return Table("leakage_accuracy", "Accuracy with and without near duplicates", columns, tuple(rows), note)

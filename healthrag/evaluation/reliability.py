@@ -49,7 +49,7 @@ def reliability_score(
         return None
     return Estimate(sum(points) / len(points), *bootstrap_interval(points, resamples=resamples, seed=seed))
 
-# %% ../../nbs/68_evaluation.reliability.ipynb #900c45ab
+# %% ../../nbs/68_evaluation.reliability.ipynb #22a74dc9
 def reliability_table(
     results: Results,
     penalties: Sequence[float | str] = PENALTIES,
@@ -68,6 +68,8 @@ def reliability_table(
         "RS(c), the mean of 1 for a right answer or refusal, 0 for a needless refusal and -c for whatever is wrong (EHRSQL 2024); N is the number of "
         "tasks. 95 % bootstrap intervals over the tasks, seeded; where all tasks score the same they have no width."
     )
+    if len({row[2:4] for row in rows}) > 1:
+        note += " Not all systems were asked the same questions here, so their scores cannot be compared; RS(N) least of all."
     return Table("reliability", "Reliability", ("model", "mode", *counted, *(f"RS({c})" for c in penalties)), tuple(rows), note)
 
 

@@ -87,7 +87,7 @@ def markdown_report(
     parts += [f"## Tasks that only one mode got right\n\n{_solo(label, results)}"] if both else []
     return "\n\n".join(part for part in parts if part) + "\n"
 
-# %% ../../nbs/69_evaluation.report.ipynb #1ff809e1
+# %% ../../nbs/69_evaluation.report.ipynb #c52e16d5
 @dataclass(frozen=True)
 class Report:
     "A report on several runs, as it was written."
@@ -147,7 +147,7 @@ def _check_runs(runs: Sequence[Run], incomplete: bool) -> None:
         raise ValueError(f"the runs are not on the same tasks ({sizes}); run them again on one set")
     for run in runs:
         if run.missing and not incomplete:
-            raise ValueError(f"{run.name} lacks {len(run.missing)} results; continue the run, or give incomplete=True")
+            raise ValueError(f"{run.name} lacks {len(run.missing)} results; continue the run, or report what there is (incomplete=True, --incomplete)")
 
 
 def _slug(label: str) -> str:

@@ -32,7 +32,7 @@ from healthrag.records import (
 # %% auto #0
 __all__ = ['run_gold', 'run_task', 'run_benchmark']
 
-# %% ../../nbs/66_evaluation.run.ipynb #a4909826
+# %% ../../nbs/66_evaluation.run.ipynb #ffde6873
 _STOPPED_AT = dict(zip(STAGES, ("parse_error", "build_error", "render_error", "execute_error"), strict=False))
 
 _Executor = Callable[[str], ResultSet]
@@ -164,7 +164,7 @@ def _with_reply(base: TaskResult, generation: Generation, check: QueryCheck, sec
     reply = generation.reply
     if reply is not None:
         base = replace(base, model=base.model or reply.model, prompt_tokens=reply.prompt_tokens, cached=reply.cached)
-        base = replace(base, completion_tokens=reply.completion_tokens)
+        base = replace(base, completion_tokens=reply.completion_tokens, cut_off=reply.finish_reason == "length")
         seconds = reply.seconds if reply.cached else seconds
     return replace(
         base,

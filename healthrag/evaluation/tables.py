@@ -68,7 +68,7 @@ def _mean(values: Sequence[float | int | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
-# %% ../../nbs/67_evaluation.tables.ipynb #4dfb5139
+# %% ../../nbs/67_evaluation.tables.ipynb #2582db7a
 def leaderboard(results: Results) -> Table:
     "Rank models and modes by accuracy; seconds only where every reply is a recorded one."
     rows: list[tuple[float, tuple[Any, ...]]] = []
@@ -87,6 +87,7 @@ def leaderboard(results: Results) -> Table:
             lenient / n if n else None,
             lenient - correct,
             crashed,
+            sum(r.cut_off for r in scored),
             *(None if t is None else round(t) for t in tokens),
         )
         rows.append((-estimate.value if estimate else 1, (*row, None if seconds is None else round(seconds, 1))))
@@ -100,13 +101,15 @@ def leaderboard(results: Results) -> Table:
         "lenient",
         "tasks that differ",
         "unscored",
+        "cut off",
         "prompt tokens",
         "reply tokens",
         "seconds",
     )
     note = (
         "Accuracy is execution accuracy with its 95 % Wilson interval; lenient accuracy forgives extra or missing "
-        "columns, row order, repeated rows and the form of texts. Tokens and seconds are means for one question."
+        "columns, row order, repeated rows and the form of texts. Cut off: replies that reached the limit of tokens before they "
+        "ended. Tokens and seconds are means for one question."
     )
     if not all(r.answerable for rs in results.values() for r in rs):
         note += " Where a question has no answer, to decline is the right result."
@@ -215,11 +218,11 @@ def _cochran_note(systems: Sequence[Sequence[TaskResult]]) -> str:
 
 
 def tier_table(results: Results) -> Table:
-    "Break accuracy and gain down by tier."
+    "Break accuracy and gain down by tier; questions without an answer have no query, and so no tier."
     rows = []
     for label, all_results in results.items():
         for tier in TIERS:
-            of_tier = [r for r in all_results if r.tier == tier]
+            of_tier = [r for r in all_results if r.tier == tier and r.answerable]
             modes = {mode: [r for r in of_tier if r.mode == mode and r.outcome != "gold_error"] for mode in MODES}
             if not of_tier:
                 continue
@@ -253,7 +256,7 @@ def outcome_table(results: Results) -> Table:
                 dialect = sum(bool(r.dialect) for r in all_results if r.mode == mode)
                 rows.append((label, mode, *(counts[name] for name in names), dialect))
     note = (
-        "Unsafe: not run, because it would have changed data or left the database. Other dialect: of the errors, those of queries "
+        "Unsafe: refused by the guard, because it is more than one SELECT, or names a function or a table that may not be used. Other dialect: of the errors, those of queries "
         "that run once they are translated, and so were only written in another SQL."
     )
     return Table("outcomes", "Outcomes", ("model", "mode", *names, "other dialect"), tuple(rows), note)

@@ -169,7 +169,7 @@ def save_tasks(
         Path(temporary).write_text(tasks_jsonl(tasks), encoding="utf-8")
     return Path(path)
 
-# %% ../../nbs/61_evaluation.tasks.ipynb #c10a3518
+# %% ../../nbs/61_evaluation.tasks.ipynb #6b2c83ff
 def load_benchmark(
     place: str | Path = "",  # a JSON Lines file, or a folder whose *.jsonl are read in the order of their names; "": the project's benchmark
     tiers: Sequence[str] = TIERS,  # the tiers to keep
@@ -200,7 +200,8 @@ def tasks_on(
     known = sorted({task.database for task in tasks})
     kept = [task for task in tasks if task.database == database] if len(known) > 1 else tasks
     if not kept:
-        raise ValueError(f"no tasks on {database!r}; these tasks are on {', '.join(known) or 'nothing'}: choose one of those, or give a file of tasks")
+        there = f"these tasks are on {', '.join(known)}: choose one of those, or give a file of tasks" if known else "give a file that holds tasks"
+        raise ValueError(f"no tasks on {database!r}; {there}")
     return kept
 
 # %% ../../nbs/61_evaluation.tasks.ipynb #e641b247

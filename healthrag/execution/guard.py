@@ -20,7 +20,7 @@ from .functions import ALLOWED_FUNCTIONS, Refusal, function_refusal, length_refu
 __all__ = ['MAX_QUERY_CHARS', 'MAX_QUERY_NESTING', 'MAX_QUERY_DEPTH', 'MAX_QUERY_NODES', 'MAX_QUERY_LIST', 'MAX_WITH',
            'MAX_BRACKETS', 'ALLOWED_NODES', 'read_statements', 'read_statement', 'table_references', 'guard_select']
 
-# %% ../../nbs/52_execution.guard.ipynb #256181dd
+# %% ../../nbs/52_execution.guard.ipynb #ff5c0f75
 MAX_QUERY_CHARS = 20_000  # of a query text
 MAX_QUERY_NESTING = 30  # brackets and CASE within each other; deeper text makes recursive readers fail
 MAX_QUERY_DEPTH = 250  # of the tree; long chains of AND are deep as well
@@ -66,6 +66,7 @@ def read_statements(
         first = (getattr(error, "errors", None) or [{}])[0]
         place = f"line {first['line']}, column {first['col']}: " if first.get("line") else ""
         said = (first.get("description") or str(error)).split("\n")[0].rstrip(" .")
+        said = re.sub(r"<class '[\w.]*\.(\w+)'>", r"\1", said)  # of the reader's own
         near = f" near `{first['highlight']}`" if first.get("highlight") else ""
         raise ValueError(f"the query cannot be read: {place}{said}{near}") from None
     except RecursionError:

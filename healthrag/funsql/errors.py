@@ -13,7 +13,7 @@ __all__ = ['FunSQLError', 'ReferenceError', 'DuplicateLabelError', 'InvalidArity
            'InvalidGroupingSetsError', 'TransliterationError', 'DomainError', 'PolicyError', 'QuerySizeError',
            'UnsupportedError', 'FunSQLWarning', 'FunSQLSyntaxError']
 
-# %% ../../nbs/19_funsql.errors.ipynb #b2cd3539
+# %% ../../nbs/19_funsql.errors.ipynb #c5a0181c
 class FunSQLError(ValueError):
     "Say what is wrong with a FunSQL query, and where."
 
@@ -72,6 +72,16 @@ class DomainError(FunSQLError):
 
 class PolicyError(FunSQLError):
     "Report a function that a query may not call."
+
+    def __init__(
+        self,
+        reason: str,
+        path: tuple[str, ...] = (),
+        *,
+        function: str = "",  # its name, where a name is what is refused
+    ):
+        super().__init__(reason, path)
+        self.function = function
 
 
 class QuerySizeError(FunSQLError):

@@ -186,7 +186,7 @@ WORDS: Mapping[str, Callable[[Sequence[exp.Expr]], exp.Expr]] = {  # name -> wri
     "date_from_parts": lambda args: anonymous("make_date", args),
 }
 
-# %% ../../nbs/19_funsql.functions.ipynb #307bab64
+# %% ../../nbs/19_funsql.functions.ipynb #05456bd6
 ALLOWED_IN_TEMPLATES = (
     exp.Func, exp.Binary, exp.Unary, exp.Literal, exp.Null, exp.Boolean, exp.DataType, exp.DataTypeParam, exp.Interval, exp.Var, exp.If,
     exp.Between, exp.In, exp.Bracket, exp.Slice, exp.Tuple, exp.Paren, exp.AtTimeZone, exp.Column, exp.Identifier, exp.Distinct, exp.Order,
@@ -219,7 +219,7 @@ def parse_template(
         if isinstance(node, exp.Column) and not re.fullmatch(r"__\d+", node.sql()):
             raise PolicyError(f"a template may not name `{node.sql()}`: write ? in its place and give a column as an argument")
         if isinstance(node, exp.Func) and not allowed_function(node, extra):
-            raise PolicyError(f"function `{function_name(node)}` may not be called{did_you_mean(function_name(node), FUNCTIONS)}")
+            raise PolicyError(f"function `{function_name(node)}` may not be called{did_you_mean(function_name(node), FUNCTIONS)}", function=function_name(node))
     return tree
 
 

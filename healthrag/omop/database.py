@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['CDM', 'open_omop']
 
-# %% ../../nbs/13_omop.database.ipynb #98bfe6ec
+# %% ../../nbs/13_omop.database.ipynb #7f57f235
 def _attach(path: Path, memory_limit: str, threads: int) -> duckdb.DuckDBPyConnection:
     import duckdb
 
@@ -52,8 +52,8 @@ _OPENING = (  # (what DuckDB says, error, what to tell)
     ("lock on file", OSError, "is open for writing in another process; close it there, or copy the file"),
     ("already attached", OSError, "is open for writing in this process; close that connection first"),
     ("version number", ValueError, "was written by another DuckDB version; upgrade duckdb, or export it there and import it here"),
-    ("not a valid DuckDB", ValueError, "is not a DuckDB database"),
-    ("read-only mode", ValueError, "is not a DuckDB database"),  # an empty file
+    ("not a valid DuckDB", ValueError, "is not a DuckDB database; give the file of one, or load the data into a new one with duckdb"),
+    ("read-only mode", ValueError, "is not a DuckDB database; give the file of one, or load the data into a new one with duckdb"),  # an empty file
     ("Corrupt", ValueError, "is damaged; restore it from a copy, or delete it if it can be built again"),
     ("enough bytes", ValueError, "is cut off; restore it from a copy, or delete it if it can be built again"),
     ("encrypted", ValueError, "is encrypted, which is not supported; export it to a file without a key"),

@@ -247,6 +247,10 @@ CASES = [
         options={"ordered": True, "order_by_columns": ["b"]}, lenient=True, leniencies=("row order",),
     ),
     rows(
+        "order", [(1, "x"), (1, "y"), (2, "z")], [(1, "y"), (2, "z"), (1, "x")], False, "the row that is named is not one that ties",
+        "row order: row 2 is (1, 'y'), the answer has (2, 'z')", options={"ordered": True, "order_by_columns": ["a"]}, lenient=True, leniencies=("row order",),
+    ),
+    rows(
         "order", [("x", 9), ("y", 5), ("z", 5)], [("x", 9), ("z", 5), ("y", 5)], False, "without a key every row has its place", "row order",
         options={"ordered": True}, lenient=True, leniencies=("row order",),
     ),
