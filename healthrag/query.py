@@ -50,7 +50,7 @@ def _concept_names(ids: list[int], cdm: CDM, hits: Iterable[Hit]) -> tuple[tuple
             pass  # a concept table of another shape; the query itself is not affected
     return tuple((i, str(names.get(i) or "")) for i in ids[:200])
 
-# %% ../nbs/55_query.ipynb #dce98ca5
+# %% ../nbs/55_query.ipynb #0871b038
 _RUNGS = {  # stage -> what its success means
     "parsed": "the reply holds one statement that can be read",
     "built": "it is a single read-only SELECT with allowed functions",
@@ -70,11 +70,23 @@ class Answer:
     concepts: tuple[tuple[int, str], ...] = ()  # (concept_id, name) for every id the query compares with; "" when unknown
     model: str = ""
     database: str = ""
+    target: Target = "sql"  # the language the model wrote in
+
+    @property
+    def code(self) -> str:
+        "The query as the model wrote it, in the language of `target`."
+        return self.generation.code
 
     @property
     def sql(self) -> str:
-        "The SQL that ran, or what the model wrote when nothing ran."
-        return self.check.sql or self.generation.code
+        "The SQL that ran, or the SQL the model wrote when nothing ran; empty when a pipeline became no SQL."
+        return self.check.sql or (self.code if self.target == "sql" else "")
+
+    @property
+    def shown(self) -> list[tuple[str, str]]:  # (name of the language for a highlighter, text), the model's own words first
+        "List the texts of the query: the pipeline, when the model wrote one, and the SQL."
+        pipeline = [("julia", self.code)] if self.target == "funsql" and self.code else []
+        return [*pipeline, *([("sql", self.sql)] if self.sql else [])]
 
     @property
     def result(self) -> ResultSet | None:
@@ -117,9 +129,10 @@ class Answer:
         return [f"[{i}] {_cite(hit)}" for i, hit in enumerate(self.sources, start=1)]
 
     def to_json(self) -> dict[str, Any]:
-        "A JSON object with the question, the SQL, the rows, the sources and the stages."
+        "A JSON object with the question, the query, its SQL, the rows, the sources and the stages."
         return {
-            "question": self.question, "database": self.database, "model": self.model, "ok": self.ok, "sql": self.sql,
+            "question": self.question, "database": self.database, "model": self.model, "ok": self.ok,
+            "target": self.target, "code": self.code, "sql": self.sql,
             "problem": self.problem, "stage": self.check.stage, "unsafe": self.check.unsafe,
             "result": self.result.to_json() if self.result else None,
             "concepts": [{"concept_id": i, "concept_name": name} for i, name in self.concepts],
@@ -139,7 +152,9 @@ class Answer:
         return f"Answer({self.question!r}, stage={self.check.stage!r}, rows={len(self.result) if self.result else 0})"
 
     def __str__(self) -> str:
-        parts = [self.question, "", self.sql or "(no SQL)", ""]
+        parts = [self.question, ""]
+        for _, text in self.shown or [("", "(no query)")]:
+            parts += [text, ""]
         parts += [str(self.result) if self.result is not None else self.problem, ""]
         parts += [f"{i}  {name or 'unknown here: check this id'}" for i, name in self.concepts]
         parts += [f"{'✓' if passed else '✗'} {stage}: {note}" for stage, passed, note in self.ladder()]
@@ -151,8 +166,9 @@ class Answer:
         ids = "".join(f"<li>{i}: {say(name) or '<i>unknown here: check this id</i>'}</li>" for i, name in self.concepts)
         rungs = "".join(f"<li>{'✓' if passed else '✗'} <b>{stage}</b>: {say(note)}</li>" for stage, passed, note in self.ladder())
         cited = "".join(f"<li>{say(_cite(hit))}</li>" for hit in self.sources)
+        query = "".join(f"<pre><code>{say(text)}</code></pre>" for _, text in self.shown or [("", "(no query)")])
         return (
-            f"<p><b>{say(self.question)}</b></p><pre><code>{say(self.sql) or '(no SQL)'}</code></pre>{table}"
+            f"<p><b>{say(self.question)}</b></p>{query}{table}"
             + (f"<p>Concept ids in the query</p><ul>{ids}</ul>" if ids else "")
             + f"<details open><summary>Why it can be trusted</summary><ul>{rungs}</ul></details>"
             + (f"<details><summary>{len(self.sources)} sources in the prompt</summary><ol>{cited}</ol></details>" if cited else "")
@@ -168,7 +184,7 @@ def _cite(hit: Hit, length: int = 110) -> str:
     text = " ".join(text.split())
     return f"{kind}: {text if len(text) <= length else text[: length - 1] + '…'} ({hit.id or 'no id'}, score {hit.score:.3f})"
 
-# %% ../nbs/55_query.ipynb #c7a5b96c
+# %% ../nbs/55_query.ipynb #12d17499
 def shipped_examples(
     target: Target = "sql",  # keep examples that have a query in this language
     database: str = "gibleed",  # prefer those on it, by its name for `open_omop`; any other database is shown all
@@ -237,7 +253,7 @@ def ask(
     ids = concept_ids(check.sql) if check.rendered and check.sql else []
     return Answer(
         question, prompt, generation, check, prompt.sources, _concept_names(ids, cdm, prompt.sources),
-        str(getattr(model, "name", "")), cdm.name,
+        str(getattr(model, "name", "")), cdm.name, target,
     )  # fmt: skip
 
 # %% ../nbs/55_query.ipynb #cfdd0719

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from healthrag.cli.answering import show_answer
 from healthrag.execution import check_query, read_statement, resolve_names
 from healthrag.query import Answer, ask, concept_ids, shipped_examples
 from healthrag.records import STAGES, Generation, ResultSet
@@ -334,6 +336,19 @@ def test_ask_keeps_every_step(cdm):
     assert "2694" in str(answer) and "2694" in answer._repr_html_() and answer.to_json()["ok"]
 
 
+@pytest.mark.parametrize(("pipeline", "became"), [
+    ("From(:person) |> Group() |> Select(:patients => Agg.count())", "SELECT"), ("From(:persons) |> Select(Get.person_id)", ""), ("From(:person) |> Where(", ""),
+])  # fmt: skip
+def test_ask_shows_the_pipeline_above_its_sql(cdm, capsys, pipeline, became):
+    answer = ask("How many patients?", cdm=cdm, model=lambda prompt: f"```julia\n{pipeline}\n```", target="funsql", mode="zero_shot")
+    show_answer(answer)
+    for text in (str(answer), html.unescape(answer._repr_html_()), capsys.readouterr().out):
+        assert "".join(pipeline.split()) in "".join(text.split()) and ("SELECT\n" in text) == bool(became)
+        assert not became or text.index("From(:person)") < text.index("SELECT\n")
+    found = answer.to_json()
+    assert (found["target"], found["code"]) == ("funsql", pipeline) and found["sql"].startswith(became) and bool(found["sql"]) == bool(became)
+
+
 @pytest.mark.parametrize("word", ["asthma", "sinusitis", "aspirin", "acetaminophen", "gastrointestinal hemorrhage"])
 def test_a_concept_is_cited_to_the_end(cdm, word):
     answer = ask(f"How many patients have {word}?", cdm=cdm, model=lambda prompt: "no query")
@@ -370,6 +385,7 @@ def test_constants_that_are_a_bomb_are_worked_out_in_another_process(query):
     """DuckDB computes constants while it prepares a query, and neither its own memory limit nor an interrupt ends that."""
     code = """
 import resource, sys
+from healthrag.cli.answering import show_answer
 from healthrag.execution import check_query
 tables = {"person": {"gender_source_value": "VARCHAR"}}
 assert check_query("SELECT gender_source_value FROM person", catalog=tables).ok

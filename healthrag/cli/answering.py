@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 __all__ = ['ModelOption', 'DatabaseOption', 'RepliesOption', 'ThreadsOption', 'KOption', 'TargetOption', 'show_answer',
            'show_events']
 
-# %% ../../nbs/73_cli.answering.ipynb #08e31c8f
+# %% ../../nbs/73_cli.answering.ipynb #f9ebf5cd
 def show_answer(answer: Answer) -> None:
     "Print an answer."
     from rich.syntax import Syntax
     from rich.text import Text
 
     out = console()
-    if answer.sql:
-        out.print(Syntax(answer.sql, "sql", theme="ansi_light", background_color="default", word_wrap=True) if out.is_terminal else Text(answer.sql))
+    for number, (language, text) in enumerate(answer.shown):
+        if number:
+            out.print()
+        out.print(Syntax(text, language, theme="ansi_light", background_color="default", word_wrap=True) if out.is_terminal else Text(text))
     if answer.result is not None:
         show_result(answer.result)
     else:
         out.print(Text(f"No result: {answer.problem}", style="bold red"))
-    for number, name in answer.concepts:
-        out.print(Text(f"{number}  {name or 'unknown here: check this id'}"))
+    for concept_id, name in answer.concepts:
+        out.print(Text(f"{concept_id}  {name or 'unknown here: check this id'}"))
     out.print()
     for stage, passed, note in answer.ladder():
         note = "stopped here" if note == answer.problem else note  # which was said above
