@@ -18,9 +18,9 @@ from .focus import find_quotations
 from .rerank import SCALES, Scale, score_scale
 
 # %% auto #0
-__all__ = ['DEFAULT_ANSWERED', 'GATE_SIGNALS', 'DEFAULT_GATES', 'IDENTIFIERS', 'RECORD_NUMBERS', 'CODES', 'PERSON_NAMES', 'Gate',
-           'gate_signals', 'default_gate', 'question_scope', 'is_broad_question', 'missing_terms', 'GateVerdict',
-           'check', 'trim_tail']
+__all__ = ['DEFAULT_ANSWERED', 'GATE_SIGNALS', 'DEFAULT_GATES', 'IDENTIFIERS', 'RECORD_NUMBERS', 'CODES', 'PERSON_NAMES',
+           'NAMED_NUMBERS', 'IDENTIFYING', 'Gate', 'gate_signals', 'default_gate', 'question_scope',
+           'is_broad_question', 'missing_terms', 'other_records', 'GateVerdict', 'check', 'trim_tail']
 
 # %% ../../nbs/38_retrieval.gate.ipynb #4aa66d72
 DEFAULT_ANSWERED = 0.9  # share of answerable questions that the measured defaults let through
@@ -190,7 +190,7 @@ def is_broad_question(
     "Tell questions that ask for an overview from those that ask for something."
     return question_scope(question, identifiers=identifiers, lexicon=lexicon)[0]
 
-# %% ../../nbs/38_retrieval.gate.ipynb #dee522df
+# %% ../../nbs/38_retrieval.gate.ipynb #62584f74
 RECORD_NUMBERS: tuple[str, ...] = (r"\b[a-z]{1,6}-\d{3,}(?:-\d+)*\b", r"\b\d{6,}\b")  # PT-00042, MRN-1234-56, 0012345
 CODES: tuple[str, ...] = (  # ICD-10 with a dot, or called a code; LOINC; NDC
     r"\b[a-z]\d[0-9a-z]\.[0-9a-z]{1,4}\b",
@@ -200,21 +200,81 @@ CODES: tuple[str, ...] = (  # ICD-10 with a dot, or called a code; LOINC; NDC
 PERSON_NAMES: tuple[str, ...] = (r"(?-i:(?<=\s)[A-Z][a-z'’-]+(?: [A-Z][a-z'’-]+)+)",)  # two capitalised words or more, not at the beginning
 
 
+NAMED_NUMBERS: tuple[str, ...] = (r"\b(?:patient|person|record|encounter|visit|admission|mrn)\s*(?:no\.?|number|id)?\s*[#:]?\s*(\d+)\b",)  # of "patient 17" the 17
+IDENTIFYING = (*RECORD_NUMBERS, *CODES, *PERSON_NAMES, *NAMED_NUMBERS)  # all of them
+_LABELS = frozenset(  # words beside an identifier that ask for nothing more than what it is
+    "what is are was who which the a an of for in and or code codes icd icd-10 icd-10-cm loinc ndc rxnorm snomed number no id mrn record records "
+    "patient patients show find tell me us about does do mean stand please".split()
+)
+_NUMBERED = re.compile(r"(?<![\w-])([a-z]{1,6})-(\d{3,}(?:-\d+)*)(?![\w-])")
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).translate(_DASHES)
+
+
+def _told(hit: Hit) -> str:  # in text or metadata
+    return _plain("\n".join([hit.text, *(str(value) for value in hit.metadata.values() if isinstance(value, str | int))])).casefold()
+
+
+def _named_terms(question: str, required: Sequence[str]) -> list[str]:  # each once
+    asked = _plain(question)
+    words = asked.split()
+    title = len(words) >= 4 and all(word[0].isupper() or not word[0].isalpha() for word in words)  # capitals say nothing there
+    found = [match.group(match.lastindex or 0) for pattern in required for match in re.finditer(pattern, asked, re.IGNORECASE)]
+    return [term for term in dict.fromkeys(found) if not title or any(map(str.isdigit, term))]
+
+
+def _holds(told: str, term: str) -> bool:
+    there = lambda pattern: re.search(rf"(?<![\w-]){pattern}(?![\w-])", told) is not None
+    if any(map(str.isdigit, term)):  # CA-125 is CA 125
+        return there(r"[-\s]?".join(map(re.escape, re.split(r"(?<=[a-z])-(?=\d)", term.casefold()))))
+    return all(there(re.escape(re.sub(r"['’]s?$", "", word))) for word in term.casefold().split())
+
+
 def missing_terms(
     question: str,
     hits: Sequence[Hit],
     required: Sequence[str],  # patterns, any case; the first group, where there is one, is the term
 ) -> tuple[str, ...]:  # what the question names and no passage holds, in text or metadata; "PT-0004" is not in "PT-00042"
-    "List the required terms of a question that no passage contains."
-    asked = unicodedata.normalize("NFKC", question).translate(_DASHES)
-    found = [match.group(match.lastindex or 0) for pattern in required for match in re.finditer(pattern, asked, re.IGNORECASE)]
-    if not found:
-        return ()
-    told = "\n".join(part for hit in hits for part in (hit.text, *(str(v) for v in hit.metadata.values() if isinstance(v, str | int))))
-    told = unicodedata.normalize("NFKC", told).translate(_DASHES).casefold()
-    return tuple(term for term in dict.fromkeys(found) if not re.search(rf"(?<![\w-]){re.escape(term.casefold())}(?![\w-])", told))
+    """List the required terms of a question that no passage contains.
 
-# %% ../../nbs/38_retrieval.gate.ipynb #7e73c156
+    Of a name one passage must hold all words, in any order; a question with a capital at every word names nobody.
+    """
+    if not (terms := _named_terms(question, required)):
+        return ()
+    passages = [_told(hit) for hit in hits]
+    return tuple(term for term in terms if not any(_holds(told, term) for told in passages))
+
+
+def other_records(
+    question: str,
+    hits: Iterable[Hit],
+) -> dict[str, str]:  # id -> the record that it is about, as "PT-0004"
+    "Find passages that name a record of a kind of which the question names another, and not that one."
+    asked = _record_numbers(_plain(question).casefold())
+    out: dict[str, str] = {}
+    for hit in hits if asked else ():
+        for kind, numbers in _record_numbers(_told(hit)).items():
+            if kind in asked and not numbers & asked[kind]:
+                out.setdefault(hit.id, f"{kind.upper()}-{min(numbers)}")
+    return out
+
+
+def _record_numbers(text: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for kind, number in _NUMBERED.findall(text):
+        found.setdefault(kind, set()).add(number)
+    return found
+
+
+def _only_names(question: str, terms: Sequence[str]) -> bool:  # "What is K92.2?"
+    rest = _plain(question).casefold()
+    for term in terms:
+        rest = rest.replace(term.casefold(), " ")
+    return bool(terms) and all(word.strip(".?!,;:'\"()") in _LABELS | {""} for word in rest.split())
+
+# %% ../../nbs/38_retrieval.gate.ipynb #1b391731
 @dataclass(frozen=True)
 class GateVerdict:
     "Whether a question may be answered from its passages."
@@ -274,8 +334,12 @@ def check(
     broad, why = question_scope(question, identifiers=identifiers, lexicon=lexicon)
     if broad:
         return GateVerdict(True, f"the question {why}, so scores are not compared", top, None, True, gate.scale, tuple(hits), signals)
+    terms = _named_terms(question, gate.required)
     if missing := missing_terms(question, hits, gate.required):
         return GateVerdict(False, f"the question names {', '.join(missing)}, which no passage does", top, gate.threshold, False, gate.scale, (), signals, missing)
+    if _only_names(question, terms):
+        held = tuple(hit for hit in hits if any(_holds(_told(hit), term) for term in terms))
+        return GateVerdict(True, f"the question only names {', '.join(terms)}, so scores are not compared", top, None, False, gate.scale, held, signals)
     passed = top >= gate.threshold
     reason = f"{gate.compared} is {top:.3f}, the gate {gate.threshold:.3f}"
     return GateVerdict(passed, reason, top, gate.threshold, False, gate.scale, tuple(hits) if passed else (), signals)
