@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from healthrag.execution import (
     read_statement,
     table_references,
 )
+from healthrag.funsql import Agg, From, Fun, Get, Group, InvalidArityError, Partition, Select, render
+from healthrag.funsql.policy import AGGREGATES, FUNCTIONS, TABLE_FUNCTIONS, WINDOW_FUNCTIONS
 
 pytestmark = pytest.mark.timeout(300, func_only=True)  # what is refused is refused soon; what runs away never ends
 
@@ -350,8 +353,6 @@ def test_lists_of_functions_do_not_overlap():
 
 
 def test_every_volatile_or_reading_function_of_duckdb_is_refused_as_unsafe():
-    import duckdb
-
     rows = duckdb.connect().execute(
         "SELECT DISTINCT function_name FROM duckdb_functions() WHERE stability = 'VOLATILE' OR function_type = 'table'"
     ).fetchall()
@@ -360,6 +361,59 @@ def test_every_volatile_or_reading_function_of_duckdb_is_refused_as_unsafe():
     assert len(names) > 80
     assert not names & ALLOWED_FUNCTIONS
     assert [name for name in sorted(names) if not function_refusal(name).unsafe] == []
+
+
+@pytest.mark.parametrize("sql", [
+    "SELECT * FROM measurement()", "SELECT * FROM sniffle(1)", "SELECT * FROM main.person(1)", "FROM person, count(1)", "SELECT * FROM regexp_matches('a', 'b')",
+    "SELECT 1 FROM person JOIN death() AS d USING (person_id)", "SELECT * FROM json_each('[1]')",
+])  # fmt: skip
+def test_a_table_function_that_is_not_there_is_wrong_rather_than_unsafe(catalog, sql):
+    check = check_query(sql, catalog=catalog)
+    assert check.stage == "parsed" and not check.unsafe and "without parentheses" in check.error
+
+
+@pytest.mark.parametrize("sql", [
+    "SELECT * FROM glob('*')", "SELECT * FROM main.read_csv('x')", "SELECT * FROM parquet_scan('x')", "SELECT * FROM sqlite_attach('x')", "SELECT * FROM postgres_execute('a', 'b')",
+    "SELECT getenv('HOME') FROM sniffle(1)", "SELECT * FROM sniffle(1), read_text('x')", "SELECT * FROM sniffle(getenv('HOME'))", "SELECT random() FROM cdm.person",
+    "SELECT * FROM information_schema.tables(1)", "SELECT * FROM pg_catalog.pg_ls_dir('/')", "SELECT * FROM sniffle(1), '/etc/passwd'", "SELECT * FROM person, LATERAL read_blob('x')",
+])  # fmt: skip
+def test_a_table_function_that_reaches_further_stays_unsafe(catalog, sql):
+    assert check_query(sql, catalog=catalog).unsafe
+
+
+def rendered(kind, name):
+    "SQL that calls a function of FunSQL with zero to four arguments, as far as FunSQL takes them."
+    for count in range(5):
+        args = [Get[column] for column in "abcd"[:count]]
+        if name in ("lpad", "rpad") and count > 1:
+            args[1] = 9
+        args = {"cast": [Get.a, "DATE"], "extract": ["year", Get.a], "exists": [From("t")], "not_exists": [From("t")]}.get(name, args)
+        start, owner = {"value": (From("t"), Fun), "aggregate": (From("t") >> Group(Get.a), Agg), "window": (From("t") >> Partition(order_by=[Get.a]), Agg)}[kind]
+        try:
+            yield render(start >> Select(x=getattr(owner, name)(*args)), {"t": list("abcd")})
+        except InvalidArityError:
+            pass
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    *(("value", name) for name in sorted(FUNCTIONS)), *(("aggregate", name) for name in sorted(AGGREGATES)), *(("window", name) for name in sorted(WINDOW_FUNCTIONS)),
+])  # fmt: skip
+def test_the_guard_accepts_what_funsql_lets_a_query_call(kind, name):
+    verdicts = []
+    for sql in rendered(kind, name):
+        try:
+            verdicts.append(guard_select(read_statement(sql), {"t": list("abcd")}))
+        except ValueError as error:  # the SQL reader knows how many arguments some functions take
+            assert "argument" in str(error) or "Required keyword" in str(error) or "Expected" in str(error) or "Invalid expression" in str(error)
+    assert None in verdicts and not any(verdict.unsafe for verdict in verdicts if verdict)
+
+
+def test_the_guard_accepts_table_functions_of_funsql_that_duckdb_has():
+    calls = {"generate_series": [1, 3], "range": [3], "unnest": [Fun.list_value(1, 2)], "regexp_split_to_table": ["a b", " "], "regexp_matches": ["a", "b"]}
+    assert set(calls) == TABLE_FUNCTIONS
+    checks = {name: check_query(render(From(getattr(Fun, name)(*args), columns=["x"]), {}), catalog={}, executor=duckdb.connect().execute) for name, args in calls.items()}
+    assert {name for name, check in checks.items() if check.ok} == {"generate_series", "range", "unnest"}
+    assert not any(check.unsafe for check in checks.values())  # the others make rows on PostgreSQL alone
 
 
 @given(st.text(max_size=200))

@@ -16,7 +16,7 @@ from sqlglot import exp
 __all__ = ['ALLOWED_FUNCTIONS', 'REFUSED_FUNCTIONS', 'MAX_SERIES_VALUES', 'MAX_REPEAT', 'Refusal', 'function_refusal',
            'series_refusal', 'length_refusal']
 
-# %% ../../nbs/52_execution.functions.ipynb #bee5914e
+# %% ../../nbs/52_execution.functions.ipynb #05366a77
 @dataclass(frozen=True)
 class Refusal:
     "Why a query may not run."
@@ -50,7 +50,7 @@ _TEXT = """
     reverse right rpad rtrim sha256 split split_part starts_with str_split str_split_regex string_split string_split_regex
     string_to_array strip_accents strlen strpos substr substring suffix translate trim ucase unicode upper overlay"""
 _NUMBERS = """
-    abs acos add asin atan atan2 bin cbrt ceil ceiling cos cot degrees divide even exp factorial fdiv floor fmod gamma gcd
+    abs acos add asin atan atan2 bin bit_count cbrt ceil ceiling cos cot degrees divide even exp factorial fdiv floor fmod gamma gcd
     greatest greatest_common_divisor hash isfinite isinf isnan lcm least least_common_multiple lgamma ln log log10 log2 mod
     multiply nextafter pi pow power radians round round_even roundbankers sign signbit sin sqrt subtract tan trunc xor"""
 _OTHER = """
@@ -83,7 +83,7 @@ REFUSED_FUNCTIONS: frozenset[str] = frozenset(  # named because a refusal of the
 )
 _REFUSED_PREFIXES = re.compile(
     r"current_(?!date|time|localtime)|duckdb_|parquet_|pg_|pragma_|read_|test_|inet_|has_\w+_privilege|arrow_|pandas_"
-    r"|python_|_|http|copy_|import_|export_|write_|icu_|variant_|system_"
+    r"|python_|_|http|copy_|import_|export_|write_|icu_|variant_|system_|\w+_(attach|execute|query|scan)$"
 )
 
 

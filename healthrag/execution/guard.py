@@ -128,15 +128,18 @@ def table_references(
             yield node, not node.db and isinstance(node.this, exp.Identifier) and node.name.lower() in visible
         waiting += [(child, visible) for child in node.iter_expressions() if child is not clause]
 
-# %% ../../nbs/52_execution.guard.ipynb #a1005992
+# %% ../../nbs/52_execution.guard.ipynb #b4762b0f
 def _table_refusal(table: exp.Table, schema: str) -> Refusal | None:
-    inner = table.this
+    inner, spaces = table.this, [part.name.lower() for part in table.parts[:-1]]
     if not isinstance(inner, exp.Identifier):
         if isinstance(inner, exp.GenerateSeries | exp.Unnest | exp.Explode):
             return None
         name = (inner.name if isinstance(inner, exp.Anonymous) else inner.sql_name()).lower() if isinstance(inner, exp.Func) else str(inner)
-        return Refusal(f"the table function {name[:60]}() is not allowed; read from tables of the catalog")
-    name, spaces = inner.name, [part.name.lower() for part in table.parts[:-1]]
+        known = function_refusal(name)  # a name on the list is not dangerous, but makes no rows
+        if not isinstance(inner, exp.Func) or set(spaces) - {schema} or (known and known.unsafe):
+            return Refusal(f"the table function {name[:60]}() is not allowed; read from tables of the catalog")
+        return Refusal(f"there is no table function {name[:60]}() here; a table is read without parentheses: FROM {name[:60]}", unsafe=False)
+    name = inner.name
     if set(spaces) & _SYSTEM_SCHEMAS or _SYSTEM_TABLES.match(name):
         return Refusal(f"the system table {'.'.join([*spaces, name])[:80]} is not allowed; read from tables of the catalog")
     if not re.fullmatch(r"\w+", name) or (table.args.get("db") and not all(re.fullmatch(r"\w+", s) for s in spaces)):
@@ -195,12 +198,14 @@ def guard_select(
     "Say why a query is refused."
     if refusal := _shape_refusal(tree):
         return refusal
-    for table, is_cte in table_references(tree):
-        if not is_cte and (refusal := _table_refusal(table, schema)):
-            return refusal
-        if catalog is not None and not is_cte and isinstance(table.this, exp.Identifier) and table.name.lower() not in catalog:
-            return Refusal(f"there is no table {table.name[:60]}", unsafe=False)
     wrong: Refusal | None = None
+    for table, is_cte in table_references(tree):
+        refusal = None if is_cte else _table_refusal(table, schema)
+        if refusal and refusal.unsafe:
+            return refusal
+        if not refusal and catalog is not None and not is_cte and isinstance(table.this, exp.Identifier) and table.name.lower() not in catalog:
+            refusal = Refusal(f"there is no table {table.name[:60]}", unsafe=False)
+        wrong = wrong or refusal
     for node in tree.walk():
         if isinstance(node, exp.Func):
             refusal = _function_refusal(node)

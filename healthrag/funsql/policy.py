@@ -19,7 +19,7 @@ from .nodes import Interval
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/19_funsql.policy.ipynb #5f91d018
+# %% ../../nbs/19_funsql.policy.ipynb #d1f8568b
 AGGREGATES = frozenset("""
     count count_distinct sum avg min max median mode stddev stddev_samp stddev_pop variance var_samp var_pop string_agg array_agg list
     bool_and bool_or any_value first last arg_min arg_max min_by max_by quantile_cont quantile_disc approx_count_distinct corr covar_pop
@@ -36,19 +36,19 @@ DATE_HELPERS = frozenset(
     "year month day quarter add_days add_months add_years diff_days diff_years date_from_parts to_date".split()
 )
 SCALARS = frozenset("""
-    abs ceil ceiling floor round trunc sign sqrt exp ln log log10 log2 power pow mod greatest least random radians degrees sin cos tan
+    abs ceil ceiling floor round trunc sign sqrt exp ln log log10 log2 power pow mod greatest least radians degrees sin cos tan
     coalesce nullif ifnull if
-    concat concat_ws lower upper length char_length trim ltrim rtrim btrim substr substring left right replace reverse strpos position
-    instr starts_with ends_with contains split_part lpad rpad regexp_matches regexp_replace regexp_extract regexp_full_match initcap ascii
+    concat concat_ws lower upper length char_length trim ltrim rtrim substr substring left right replace reverse strpos position
+    instr starts_with ends_with contains split_part lpad rpad regexp_matches regexp_replace regexp_extract regexp_full_match ascii
     chr md5 hash levenshtein translate ilike not_ilike
     date now today make_date date_part date_trunc date_diff datediff date_sub datesub date_add age strftime strptime last_day dayofweek
     isodow dayofyear week weekofyear isoyear hour minute second epoch epoch_ms to_timestamp julian to_days to_months to_years to_weeks
-    to_hours julianday sqlite_date
+    to_hours
     len array_length list_contains list_value list_extract array_contains string_split str_split grouping grouping_id
     try_cast typeof isnan isinf isfinite bit_count xor
 """.split())
 TABLE_FUNCTIONS = frozenset("generate_series range unnest regexp_split_to_table regexp_matches".split())
-VOLATILE = frozenset(("random",))  # a value of these may not be computed twice
+VOLATILE = frozenset(("random",))  # not on the list; where a caller allows it, a value of it may not be computed twice
 FUNCTIONS = SPECIAL | DATE_HELPERS | SCALARS
 MAX_SERIES = 1_000_000  # rows that a table function with constant bounds may promise
 
