@@ -55,7 +55,7 @@ def _wait(port: int, process: subprocess.Popen, log: Path) -> None:
             return
         time.sleep(0.1)
     process.kill()
-    pytest.skip(f"the database server did not start: {log.read_text(errors='replace')[-300:]}")
+    raise OSError(f"the database server did not start: {log.read_text(errors='replace')[-300:]}")
 
 
 def _stop(process: subprocess.Popen) -> None:
@@ -67,19 +67,27 @@ def _stop(process: subprocess.Popen) -> None:
         process.wait()
 
 
+def needs_postgresql() -> None:
+    "Skip a test where a package is missing, or where nobody can be found that PostgreSQL runs as."
+    pytest.importorskip("psycopg")
+    from healthrag.storage.pgserver import postgres_binaries
+
+    try:
+        postgres_binaries()
+    except ImportError as error:
+        pytest.skip(str(error))
+    _account("nobody")
+
+
 @contextlib.contextmanager
 def postgresql(
     scheme: str = "postgresql",  # of the address; SQLAlchemy's is "postgresql+psycopg"
 ) -> Iterator[str]:  # an address of the superuser
-    "Run PostgreSQL with pgvector, where its wheel is installed."
-    pytest.importorskip("psycopg")
+    "Run PostgreSQL with pgvector, where its wheel is installed; a server that does not start is a fault."
+    needs_postgresql()
     from healthrag.storage.pgserver import PostgresServer
 
-    try:
-        server = PostgresServer()
-    except (ImportError, OSError) as error:
-        pytest.skip(f"no PostgreSQL here: {error}")
-    with server:
+    with PostgresServer() as server:
         yield server.url.replace("postgresql", scheme, 1)
 
 
@@ -96,8 +104,7 @@ def mariadb() -> Iterator[str]:  # an SQLAlchemy address of the superuser
             [*become, setup, "--no-defaults", f"--datadir={home / 'data'}", "--auth-root-authentication-method=normal", "--skip-test-db"],
             capture_output=True, text=True, cwd=home,
         )  # fmt: skip
-        if made.returncode:
-            pytest.skip(f"MariaDB could not be set up: {made.stderr[-300:]}")
+        assert not made.returncode, f"MariaDB could not be set up: {made.stderr[-300:]}"
         port, log = free_port(), home / "log"
         with log.open("wb") as out:
             command = [server, "--no-defaults", f"--datadir={home / 'data'}", "--bind-address=127.0.0.1", f"--port={port}"]

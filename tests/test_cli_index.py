@@ -79,6 +79,20 @@ def test_wrong_input_to_ingest_is_one_line_and_makes_nothing(tmp_path, capsys, m
     assert not list(tmp_path.glob("healthrag-index/manifest.json"))
 
 
+@pytest.mark.parametrize("kept", [0.3, 0.99])
+def test_a_damaged_store_is_told_in_one_line(tmp_path, capsys, kept):
+    ingest_to_index(tmp_path / "index", docs=DOCUMENTS, store="duckdb").close()
+    path = tmp_path / "index" / "vectors.duckdb"
+    with path.open("r+b") as file:
+        file.truncate(int(kept * path.stat().st_size))
+    (tmp_path / "note.md").write_text("Melena is black.")
+    for arguments in (["ask", QUESTION, "--index", str(tmp_path / "index"), "--model", "quote"],
+                      ["ingest", str(tmp_path / "note.md"), "--index", str(tmp_path / "index")]):  # fmt: skip
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("healthrag: ") and "vectors.duckdb is cut off" in error and error.count("\n") == 1
+
+
 def test_a_fault_of_the_system_says_what_to_check(monkeypatch, capsys, folder):
     monkeypatch.setenv("HEALTHRAG_CACHE_DIR", "/proc/nowhere")
     assert main(["ask", QUESTION, "--model", "nearest-example", "--database", "synthetic:10"]) == 2

@@ -110,7 +110,6 @@ def test_table(reply, code):
     ],
 )
 def test_funsql_table(reply, code):
-    pytest.importorskip("healthrag.funsql.syntax")
     assert extract_code(reply, "funsql") == code
 
 

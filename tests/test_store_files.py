@@ -213,6 +213,101 @@ def test_a_file_that_another_process_has_open_says_so(tmp_path):
         assert len(store) == 0
 
 
+def test_a_file_that_another_process_has_open_is_not_called_damaged(tmp_path):
+    path = tmp_path / "s.duckdb"
+    code = f"from healthrag.storage import DuckDBVectorStore; s = DuckDBVectorStore(2, path={str(path)!r}); print('open', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "open\n"
+        with pytest.raises(OSError, match="one process at a time") as caught:
+            DuckDBVectorStore.load(path)
+        other.communicate("\n")
+    assert "build it again" not in str(caught.value)
+    import duckdb
+
+    with duckdb.connect(str(path), read_only=True), pytest.raises(OSError, match="in this process in another way"):
+        DuckDBVectorStore(2, path=path)
+    with DuckDBVectorStore.load(path) as store:
+        assert len(store) == 0
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.5, 0.9, 0.9999])
+@pytest.mark.parametrize("change", ["cut off", "overwritten"])
+def test_damage_is_told_whenever_it_is_met(tmp_path, share, change):
+    path = tmp_path / "corrupt permission denied.duckdb"  # words in a path are no cause
+    with DuckDBVectorStore(16, path=path) as store:
+        store.add(MANY, NAMES, ids=NAMES)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if change == "cut off":
+            file.truncate(int(share * size))
+        else:
+            file.seek(int(share * size) // 4096 * 4096)
+            file.write(bytes(range(256)) * 16)
+    try:
+        with DuckDBVectorStore(16, path=path) as store:
+            assert store.ids == NAMES and store.search(MANY[3], k=1)[0].id == NAMES[3]
+            assert change == "overwritten"  # the blocks of DuckDB that are free hold nothing
+    except ValueError as error:
+        said = str(error)
+        assert "build it again" in said and ("damaged" in said or "cut off" in said) and "one process" not in said and "\n" not in said
+
+
+def test_a_place_where_no_file_can_be_says_why(tmp_path):
+    (tmp_path / "file").touch()
+    for path, kind, said in (
+        (tmp_path, IsADirectoryError, "is a folder"), (tmp_path / "none" / "s", FileNotFoundError, "make the folder"),
+        (tmp_path / "file" / "s", NotADirectoryError, "no folder"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=said) as caught:
+            DuckDBVectorStore(2, path=path)
+        assert "one process" not in str(caught.value)
+    store = DuckDBVectorStore(2, path=tmp_path / "s")
+    store.close()
+    for use in (lambda: len(store), lambda: store.add([[1.0, 0.0]], ["x"])):
+        with pytest.raises(ValueError, match="closed; open it again"):
+            use()
+
+
+def run_apart(before, code):
+    "Run code in a process of its own, after limits that it keeps to; give what it printed."
+    script = f"import os, signal, sys\nimport duckdb, numpy as np, pandas\nfrom healthrag.storage import DuckDBVectorStore\n{before}\n{code}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs permissions of POSIX")
+def test_a_file_without_permission_says_so(tmp_path):
+    path = tmp_path / "s.duckdb"
+    DuckDBVectorStore(2, path=path).close()
+    path.chmod(0o400)
+    tmp_path.chmod(0o500)
+    said = run_apart("if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)", f"""
+for path in ({str(path)!r}, {str(tmp_path / "new.duckdb")!r}):
+    try: DuckDBVectorStore(2, path=path)
+    except PermissionError as error: print(error)
+""")
+    assert len(said) == 2 and all("change its permissions" in line and "one process" not in line for line in said)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits of POSIX")
+def test_a_full_disk_is_told_and_what_was_stored_stays(tmp_path):
+    path = tmp_path / "s.duckdb"
+    said = run_apart("import resource; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)", f"""
+store = DuckDBVectorStore(64, path={str(path)!r}).add(np.eye(64), ["x"] * 64, ids=[str(i) for i in range(64)])
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+for write in (lambda: store.add(np.ones((3000, 64)), ["y" * 50] * 3000, ids=[f"y{{i}}" for i in range(3000)]), lambda: store.save({str(tmp_path / "copy.duckdb")!r})):
+    try: write()
+    except OSError as error: print(error)
+    print(len(store))
+""")
+    assert len(said) == 4 and said[1] == said[3] == "64"
+    assert all("what was stored before stays" in line and "File too large" in line for line in (said[0], said[2]))
+    assert not list(tmp_path.glob("*copy*"))
+    with DuckDBVectorStore(64, path=path) as store:
+        assert len(store.add(np.ones((3000, 64)), ["y" * 50] * 3000, ids=[f"y{i}" for i in range(3000)])) == 3064
+
+
 def test_a_process_that_dies_while_writing_leaves_a_whole_generation(tmp_path):
     path = tmp_path / "s.duckdb"
     code = (

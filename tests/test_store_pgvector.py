@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from database_servers import postgresql
+from database_servers import needs_postgresql, postgresql
 from hypothesis import given, settings
 from test_filters import filters as any_filters, metadata as any_metadata
 
@@ -252,9 +252,75 @@ def test_a_connection_that_breaks_is_replaced(url, connection):
         assert len(store) == 3
         pid = store._connections._free[0].info.backend_pid
         connection.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
-        with pytest.raises(psycopg.OperationalError):
+        with pytest.raises(ConnectionError, match=r"PostgreSQL: .*try again"):
             len(store)
         assert len(store) == 3
+
+
+# ---- what the server refuses
+
+
+@pytest.fixture
+def visitor(url, connection):
+    "The address of a new database for a role that may do next to nothing in it, and a connection of its owner."
+    name = f"t_{uuid.uuid4().hex}"
+    connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'geheim'")
+    connection.execute(f"CREATE DATABASE {name}")
+    try:
+        with psycopg.connect(url, dbname=name, autocommit=True) as owner:
+            owner.execute("REVOKE CREATE ON SCHEMA public FROM public")
+            yield f"postgresql://{name}:geheim@{owner.info.host}:{owner.info.port}/{name}", owner
+    finally:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP ROLE {name}")
+
+
+def test_a_role_without_rights_is_told_which_it_needs(visitor):
+    address, owner = visitor
+    role = address.partition("//")[2].partition(":")[0]
+    with pytest.raises(PermissionError, match=rf"no pgvector, and the role '{role}' may not add it; have a superuser run CREATE EXTENSION"):
+        PgVectorStore(2, url=address)
+    owner.execute("CREATE EXTENSION vector")
+    for schema in ("public", "new_one"):
+        with pytest.raises(PermissionError, match=r"permission denied for .*; have the owner grant this right"):
+            PgVectorStore(2, url=address, schema=schema)
+    owner.execute(f"GRANT CREATE ON SCHEMA public TO {role}")
+    with PgVectorStore(2, url=address, table="mine") as store:
+        owner.execute(f"REVOKE INSERT ON mine FROM {role}")
+        with pytest.raises(PermissionError, match="permission denied for table mine"):
+            store.add([[1.0, 0.0]], ["x"])
+        owner.execute(f"GRANT INSERT ON mine TO {role}")
+        assert len(store.add([[1.0, 0.0]], ["x"])) == 1
+
+
+def test_the_command_line_says_so_in_one_line(visitor, tmp_path, monkeypatch, capsys):
+    from healthrag.cli import main
+
+    (tmp_path / "note.md").write_text("Hematochezia usually comes from the colon.")
+    for said in ("CREATE EXTENSION", "permission denied for schema public"):
+        assert main(["ingest", str(tmp_path / "note.md"), "--store", "pgvector", "--url", visitor[0], "--index", str(tmp_path / "index")]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.startswith("healthrag: ") and error.count("\n") == 1 and "geheim" not in error
+        visitor[1].execute("CREATE EXTENSION IF NOT EXISTS vector")
+
+
+@pytest.mark.parametrize(("statement", "kind", "said"), [
+    ("SET statement_timeout = 1; SELECT pg_sleep(9)", TimeoutError, "raise statement_timeout"),
+    ("BEGIN READ ONLY; CREATE TABLE nowhere(id int)", PermissionError, "may only be read"),
+    ("SET temp_file_limit = 1; SELECT count(*) FROM (SELECT i FROM generate_series(1, 1000000) AS i ORDER BY -i) AS far", OSError, "may not use more"),
+    ("SELECT * FROM nowhere", ValueError, 'relation "nowhere" does not exist'), ("SELECT 1 / 0", ValueError, "division by zero"),
+    ("SELECT pg_terminate_backend(pg_backend_pid())", ConnectionError, "is running"),
+])
+def test_errors_of_the_server_are_errors_of_python(url, statement, kind, said):
+    from healthrag.storage.postgres import PostgresConnections
+
+    connections = PostgresConnections(url)
+    with pytest.raises(kind, match=f"^PostgreSQL: .*{said}") as caught, connections.connection() as connection:
+        connection.execute(statement)
+    assert "\n" not in str(caught.value)
+    with connections.connection() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    connections.close()
 
 
 def test_the_url_comes_from_the_environment_and_is_never_shown(url, monkeypatch):
@@ -333,7 +399,9 @@ def test_a_server_with_an_older_pgvector_is_refused_with_the_remedy(url):
 
 
 def test_a_server_whose_port_was_taken_meanwhile_takes_another(monkeypatch):
-    pgserver = pytest.importorskip("healthrag.storage.pgserver")
+    from healthrag.storage import pgserver
+
+    needs_postgresql()
     choose = pgserver._free_port
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -341,9 +409,20 @@ def test_a_server_whose_port_was_taken_meanwhile_takes_another(monkeypatch):
         taken = other.getsockname()[1]
         ports = iter([taken, taken])
         monkeypatch.setattr(pgserver, "_free_port", lambda: next(ports, None) or choose())
-        try:
-            with pgserver.PostgresServer() as server, psycopg.connect(server.url) as connection:
-                assert server.port != taken and connection.execute("SELECT 1").fetchone() == (1,)
-        except (ImportError, OSError) as error:
-            pytest.skip(str(error))
+        with pgserver.PostgresServer() as server, psycopg.connect(server.url) as connection:
+            assert server.port != taken and connection.execute("SELECT 1").fetchone() == (1,)
     assert next(ports, None) is None, "both were tried"
+
+
+def test_a_server_that_does_not_start_is_no_reason_to_skip(monkeypatch):
+    from healthrag.storage import pgserver
+
+    needs_postgresql()
+    monkeypatch.setattr(pgserver, "_STARTS", 1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(pgserver, "_free_port", lambda: other.getsockname()[1])
+        with pytest.raises((OSError, pytest.skip.Exception)) as caught, postgresql():
+            pass
+    assert isinstance(caught.value, OSError) and "pg_ctl failed" in str(caught.value)

@@ -23,9 +23,9 @@ from ..embeddings.checks import DimensionMismatchError
 from .exact import longest_row
 
 # %% auto #0
-__all__ = ['STORES_TABLE', 'table_name', 'DuckFile']
+__all__ = ['STORES_TABLE', 'table_name', 'duckdb_error', 'DuckFile']
 
-# %% ../../nbs/29_storage.duckfile.ipynb #17714173
+# %% ../../nbs/29_storage.duckfile.ipynb #9e05c47c
 STORES_TABLE = "healthrag_stores"  # describes the stores of a database
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # 63 is PostgreSQL's limit
 _PATIENCE = 60.0  # [s] writes of two stores on one table in one process exclude each other; the later one tries again so long
@@ -38,6 +38,48 @@ def table_name(name: str) -> str:
     if name.lower() == STORES_TABLE:
         raise ValueError(f"the table {STORES_TABLE} describes the stores; choose another name")
     return name
+
+
+_CAUSES = (  # (what DuckDB says, error, what to tell)
+    ("lock on file", OSError, "is open in another process, and one process at a time may have it open; close it there"),
+    ("different configuration", OSError, "is open in this process in another way; close that connection first"),
+    ("already closed", ValueError, "is closed; open it again"),
+    ("permission denied", PermissionError, "may not be opened or written; change its permissions and those of its folder"),
+    ("read-only file system", PermissionError, "is on a disk that may not be written; give another path"),
+    ("is a directory", IsADirectoryError, "is a folder; give the path of a file in it"),
+    ("not a directory", NotADirectoryError, "is below something that is no folder; give another path"),
+    ("no such file", FileNotFoundError, "is not there, or its folder is not; make the folder or give another path"),
+    ("no space left", OSError, "does not fit on the disk; what was stored before stays: free some space and try again"),
+    ("file too large", OSError, "may not grow so large here; what was stored before stays: raise the limit or give a path on another disk"),
+    ("quota", OSError, "does not fit into the disk quota; what was stored before stays: free some space and try again"),
+    ("version number", ValueError, "was written by another version of DuckDB; upgrade duckdb, or build it again"),
+    ("not a valid duckdb", ValueError, "is no DuckDB file, or is damaged; give another path, or delete it and build it again"),
+    ("corrupt", ValueError, "is damaged; delete it and build it again"),
+    ("enough bytes", ValueError, "is cut off; delete it and build it again"),
+    ("utf-8", ValueError, "is damaged; delete it and build it again"),
+    ("invalidated", OSError, "failed while it was written; close it and open it again"),
+    ("conflict", TimeoutError, "was written by another writer all the time; try again"),
+    ("out of memory", MemoryError, "needs more memory than there is; write fewer rows at a time"),
+)
+
+
+def _said(error: Exception, path: Path | None) -> str:  # without the path, whose words say nothing about the error
+    return " ".join(str(error).rpartition("Original error: ")[2].replace(str(path), "the file").split())
+
+
+def duckdb_error(
+    error: Exception,  # of the package duckdb, or a UnicodeDecodeError where it quotes a damaged file
+    path: Path | None,  # None: in memory
+) -> Exception:  # of a built-in type, with what to do
+    "Say by its cause what an error of DuckDB asks for."
+    import duckdb
+
+    said = _said(error, path)
+    for words, kind, tell in _CAUSES:
+        if words in said.lower():
+            return kind(f"{path or 'the store'} {tell} ({said[:200]})")
+    wrong = isinstance(error, duckdb.DataError | duckdb.IntegrityError | duckdb.ProgrammingError)
+    return (ValueError if wrong else OSError)(f"{path or 'the store'} could not be read or written ({said[:200]})")
 
 
 class DuckFile:
@@ -57,8 +99,8 @@ class DuckFile:
         self._writer, self._connecting = threading.RLock(), threading.Lock()
         try:
             self._connection = duckdb.connect(":memory:" if path is None else str(path))
-        except duckdb.IOException as error:
-            raise OSError(f"can't open {path} ({str(error).splitlines()[0]}); one process at a time may have it open") from error
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            raise duckdb_error(error, path) from error
         try:
             if threads is not None:
                 self._connection.execute(f"SET threads = {threads:d}")
@@ -78,12 +120,12 @@ class DuckFile:
     @contextlib.contextmanager
     def reading(self) -> Iterator[Any]:
         "A cursor on one unchanging state."
-        cursor = self._cursor()
         try:
-            cursor.execute("BEGIN")
-            yield cursor
-        finally:
-            cursor.close()
+            with contextlib.closing(self._cursor()) as cursor:
+                cursor.execute("BEGIN")
+                yield cursor
+        except self._errors.Error as error:
+            raise duckdb_error(error, self.path) from error
 
     def write(
         self,
@@ -93,19 +135,18 @@ class DuckFile:
         with self._writer:
             pause, give_up = 0.001, time.monotonic() + _PATIENCE
             while True:
-                cursor = self._cursor()
                 try:
-                    cursor.execute("BEGIN")
-                    result = work(cursor)
-                    cursor.execute("COMMIT")
-                    return result
-                except self._errors.TransactionException as error:  # of a full disk, too
-                    if "conflict" not in str(error).lower() or time.monotonic() > give_up:
-                        raise
+                    with contextlib.closing(self._cursor()) as cursor:  # which rolls back what was not committed
+                        cursor.execute("BEGIN")
+                        result = work(cursor)
+                        cursor.execute("COMMIT")
+                        return result
+                except self._errors.Error as error:
+                    came_first = isinstance(error, self._errors.TransactionException) and "conflict" in _said(error, self.path).lower()
+                    if not came_first or time.monotonic() > give_up:
+                        raise duckdb_error(error, self.path) from error
                     time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  (so that the two do not keep step)
                     pause = min(2 * pause, 0.1)
-                finally:
-                    cursor.close()  # rolls back what was not committed
 
     def _create(self, cursor: Any) -> None:
         cursor.execute(
@@ -145,7 +186,10 @@ class DuckFile:
         "Copy the store to a file of its own, which appears complete or not at all."
         if self.path is not None and path.exists() and path.samefile(self.path):
             with self._writer:
-                self._connection.execute("CHECKPOINT")
+                try:
+                    self._connection.execute("CHECKPOINT")
+                except self._errors.Error as error:
+                    raise duckdb_error(error, path) from error
             return path
         alias = f"copy_{uuid.uuid4().hex}"
         with atomic_path(path) as temporary:
@@ -158,8 +202,14 @@ class DuckFile:
                     cursor.execute(f'CREATE TABLE {alias}.main."{table}" AS SELECT * FROM main."{table}" {where}')  # noqa: S608
                 cursor.execute("COMMIT")
                 cursor.execute(f"DETACH {alias}")
+            except self._errors.Error as error:
+                for undo in ("ROLLBACK", f"DETACH {alias}"):
+                    with contextlib.suppress(self._errors.Error):
+                        cursor.execute(undo)
+                raise duckdb_error(error, path) from error
             finally:
                 cursor.close()
+                Path(f"{temporary}.wal").unlink(missing_ok=True)
         return path
 
     @staticmethod
@@ -173,9 +223,12 @@ class DuckFile:
         try:
             with duckdb.connect(str(path)) as connection:
                 rows = connection.execute(f"SELECT name, dim, metric FROM {STORES_TABLE} ORDER BY name").fetchall()  # noqa: S608
-            known = {name: (dim, metric) for name, dim, metric in rows}
-            chosen = table or (next(iter(known)) if len(known) == 1 else "embeddings")
-            return chosen, *known[chosen]
-        except (duckdb.Error, LookupError, UnicodeDecodeError) as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{path} is not a healthrag store or is damaged ({said}); build it again") from error
+        except duckdb.CatalogException:
+            rows = []
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            raise duckdb_error(error, path) from error
+        known = {name: (dim, metric) for name, dim, metric in rows}
+        chosen = table or (next(iter(known)) if len(known) == 1 else "embeddings")
+        if chosen not in known:
+            raise ValueError(f"{path} has no store {chosen!r}, only {', '.join(map(repr, known)) or 'what healthrag did not write'}; build it again")
+        return chosen, *known[chosen]

@@ -23,11 +23,11 @@ from .duckfile import table_name
 from .filters import FilterTerm, filter_terms
 
 # %% auto #0
-__all__ = ['POSTGRES_URL', 'CONNECT_SECONDS', 'UNSTORABLE', 'qualified_name', 'prepare_vectors', 'PostgresConnections',
-           'where_sql', 'holds_unstorable', 'validate_embeddings_inputs', 'existing_dimension',
+__all__ = ['POSTGRES_URL', 'CONNECT_SECONDS', 'UNSTORABLE', 'qualified_name', 'prepare_vectors', 'postgres_error',
+           'PostgresConnections', 'where_sql', 'holds_unstorable', 'validate_embeddings_inputs', 'existing_dimension',
            'store_embeddings_pgvector', 'search_embeddings_pgvector']
 
-# %% ../../nbs/29_storage.postgres.ipynb #76217c1c
+# %% ../../nbs/29_storage.postgres.ipynb #d42e65b2
 POSTGRES_URL = "HEALTHRAG_PG_URL"  # environment variable
 CONNECT_SECONDS = 10  # for which each host is waited for; PGCONNECT_TIMEOUT, and connect_timeout in the URL, override it
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # characters that PostgreSQL's UTF-8 text can't hold
@@ -50,14 +50,57 @@ def prepare_vectors(
     if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
         raise ValueError(f"the database has the encoding {encoding}; create one with ENCODING 'UTF8'")
     if connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone() is None:
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('healthrag vectors'))")  # two at once would collide
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        _create_extension(connection)
     (version,) = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
     if tuple(int(part) for part in re.findall(r"\d+", version)) < at_least:
         needed = ".".join(map(str, at_least))
         raise NotImplementedError(f"the database has pgvector {version}, and {needed} is needed; update it with ALTER EXTENSION vector UPDATE")
     require_module("pgvector.psycopg", "pgvector").register_vector(connection)
+
+
+def _create_extension(connection: Any) -> None:
+    errors = require_module("psycopg.errors", "pgvector")
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('healthrag vectors'))")  # two at once would collide
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    except errors.InsufficientPrivilege as error:
+        told = "have a superuser run CREATE EXTENSION vector in it once"
+        raise PermissionError(f"the database has no pgvector, and the role {connection.info.user!r} may not add it; {told}") from error
+    except (errors.FeatureNotSupported, errors.UndefinedFile) as error:  # of PostgreSQL 16 and later, and before
+        raise NotImplementedError("the server has no pgvector; install it there (https://github.com/pgvector/pgvector), then try again") from error
+
+
+_CAUSES: tuple[tuple[str, type[Exception], str], ...] = (  # (start of the SQLSTATE, error, what to tell), the first that fits
+    ("42501", PermissionError, "have the owner grant this right, or name a schema and a table of the role's own"),
+    ("25006", PermissionError, "the database may only be read; name the server that may be written"),
+    ("57014", TimeoutError, "it took longer than the server allows; raise statement_timeout, or write fewer rows at a time"),
+    ("55P03", TimeoutError, "another one held the table for too long; try again"),
+    ("40", TimeoutError, "another one wrote at the same time; try again"),
+    ("53100", OSError, "the server's disk is full; what was stored before stays: free some space there and try again"),
+    ("53200", MemoryError, "the server has too little memory for this; give it more, or write fewer rows at a time"),
+    ("53300", ConnectionError, "the server has too many connections; close some, or raise max_connections"),
+    ("53", OSError, "the server may not use more; raise its limit, or write fewer rows at a time"),
+    ("XX", OSError, "the server or its data is damaged; see its log"),
+    ("58", OSError, "the server can't use its files; see its log"),
+    ("42P", ValueError, "someone else may have changed the table or its schema; open the store again"),
+)
+
+
+def postgres_error(
+    error: Any,  # of psycopg
+) -> Exception:  # of a built-in type, with what to do
+    "Say by its cause what an error of PostgreSQL asks for."
+    errors = require_module("psycopg", "pgvector")
+    state, said = error.sqlstate or "", str(error).strip().partition("\n")[0]
+    for start, kind, tell in _CAUSES:
+        if state.startswith(start):
+            return kind(f"PostgreSQL: {said}; {tell}")
+    if isinstance(error, errors.NotSupportedError):
+        return NotImplementedError(f"PostgreSQL: {said}; it takes another version of PostgreSQL or pgvector")
+    if isinstance(error, errors.OperationalError | errors.InterfaceError):
+        return ConnectionError(f"PostgreSQL: {said}; see that it is running, then try again")
+    return ValueError(f"PostgreSQL: {said}; check what was given, and that the table is a store")
 
 
 class PostgresConnections:
@@ -90,14 +133,16 @@ class PostgresConnections:
             prepare_vectors(connection, self._at_least)
             for setting in self._settings:
                 connection.execute(setting)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, self._psycopg.Error):
+                raise postgres_error(error) from error
             raise
         return connection
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Any]:
-        "A connection in autocommit mode, for this thread alone."
+        "A connection in autocommit mode, for this thread alone; an error of psycopg becomes one of Python's own."
         if self._closed:
             raise ValueError("the store is closed; open it again")
         with self._lock:
@@ -106,8 +151,10 @@ class PostgresConnections:
             connection = self._open()
         try:
             yield connection
-        except BaseException:
+        except BaseException as error:
             connection.close()  # whatever it was in the middle of is rolled back
+            if isinstance(error, self._psycopg.Error):
+                raise postgres_error(error) from error
             raise
         with self._lock:
             if not self._closed:
