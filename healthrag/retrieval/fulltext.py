@@ -23,7 +23,7 @@ from ..storage.exact import Record, as_records
 # %% auto #0
 __all__ = ['FULLTEXT_HEADER', 'FullTextIndex', 'copy_fulltext']
 
-# %% ../../nbs/32_retrieval.fulltext.ipynb #66758147
+# %% ../../nbs/32_retrieval.fulltext.ipynb #1adfdff9
 FULLTEXT_HEADER = "fulltext.json"
 _FORMAT, _VERSION = "healthrag-fulltext", 1
 _LONGEST_ID = 10_000  # [characters]
@@ -38,7 +38,7 @@ class FullTextIndex:
         path: Path | str | None = None,  # a folder, made when it is not there; None: in memory
         *,
         tokenizer: Callable[[str], list[str]] = tokenize,  # tokens hold no white space
-        boost: float = 2.0,  # how often an exact term counts, >= 1; 1: as any other word
+        boost: float = 2.0,  # how often an exact term counts, >= 1; 1: as any other word. Our choice: on the clinic it changes nothing (reports/retrieval_quality)
         lexicon: TermLexicon | Iterable[str] | None = None,  # drug names, see `drug_names`
     ):
         if not boost >= 1:
