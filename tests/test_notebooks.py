@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,3 +52,16 @@ def test_a_kernel_that_never_comes_up_is_an_error(tmp_path: Path, template: Path
     with pytest.raises(RuntimeError, match=r"Kernel died"):
         run_notebook(template, tmp_path / "out.ipynb", {"n": 2})
     assert starts.read_text() == "xxx" and not (tmp_path / "out.ipynb").exists()
+
+
+@pytest.mark.parametrize("name", ["latency", "retrieval_quality", "stores"])
+def test_what_is_measured_multiplies_on_one_thread(name, project_root):
+    pytest.importorskip("threadpoolctl")
+    cells = nbformat.read(project_root / "nbs" / "bench" / f"{name}.ipynb", 4).cells
+    sources = {key: next(c.source for c in cells if (c.cell_type == "code" and part in c.source) or part in c.metadata.get("tags", []))
+               for key, part in (("parameters", "parameters"), ("imports", "import numpy"))}  # fmt: skip
+    shown = "from threadpoolctl import threadpool_info\nprint({p['num_threads'] for p in threadpool_info() if p['user_api'] == 'blas'})"
+    plain = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    script = "\n".join([*sources.values(), shown])
+    done = subprocess.run([sys.executable, "-c", script], env=plain, cwd=project_root, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "{1}", done.stderr
