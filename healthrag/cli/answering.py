@@ -81,7 +81,7 @@ def show_events(
         raise RuntimeError("the answer broke off; ask again")
     return answered
 
-# %% ../../nbs/73_cli.answering.ipynb #331dc79f
+# %% ../../nbs/73_cli.answering.ipynb #7197ee6a
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Chat model, provider:name. See: healthrag ls models")]
 DatabaseOption = Annotated[str | None, typer.Option("--database", "-d", help="gibleed, synthetic:PERSONS, or a DuckDB file")]
 RepliesOption = Annotated[str | None, typer.Option(help="Recorded replies: off, read, write or only-read")]
@@ -99,7 +99,7 @@ def _ask(
     k: KOption = None,
     replies: RepliesOption = None,
     threads: ThreadsOption = None,
-    index: Annotated[Path | None, typer.Option("--index", "-i", help="Ask this index instead (-m quote: no model). See: healthrag ingest")] = None,
+    index: Annotated[str | None, typer.Option("--index", "-i", help="Ask this index instead (-m quote: no model). See: healthrag ingest")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="With --index: check each claim against its passages")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead")] = False,
 ) -> int:
@@ -134,11 +134,14 @@ def _ask(
         show_answer(answer)
     return 0 if answer.ok else 1
 
-# %% ../../nbs/73_cli.answering.ipynb #6e6f8579
-def _ask_index(question: str, folder: Path, *, model: str | None, k: int | None, verify: bool, as_json: bool) -> int:
+# %% ../../nbs/73_cli.answering.ipynb #659c413b
+def _ask_index(question: str, index: str, *, model: str | None, k: int | None, verify: bool, as_json: bool) -> int:
     from healthrag.answers import collect_answer, stream_answer
     from healthrag.retrieval.index import KnowledgeIndex
 
+    if not index.strip():
+        raise ValueError("--index has no name; give the folder of an index")
+    folder = Path(index)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no index at {folder}; make one with: healthrag ingest DOCUMENTS --index {folder}")
     with KnowledgeIndex(folder) as opened:

@@ -17,7 +17,7 @@ from .console import console
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/74_cli.indexing.ipynb #b74220ee
+# %% ../../nbs/74_cli.indexing.ipynb #024a979d
 _ROW_OPTIONS = ("tables", "key", "keys", "allow", "deny", "parents", "labels", "links", "schema", "most_rows")
 
 
@@ -36,7 +36,7 @@ def _reading(path: Path) -> dict[str, Any]:
 
 def _ingest(
     sources: Annotated[list[str] | None, typer.Argument(help="Folders, files, web addresses, database URLs, or curated names")] = None,
-    index: Annotated[Path, typer.Option(help="Folder of the index")] = Path("healthrag-index"),
+    index: Annotated[str, typer.Option(help="Folder of the index, new or empty at first")] = "healthrag-index",
     store: Annotated[str | None, typer.Option(help="Vector store of a new index. See: healthrag ls stores")] = None,
     url: Annotated[str | None, typer.Option(help="Where the store is, e.g. postgresql://user@host/database")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing")] = False,
@@ -72,4 +72,4 @@ def _ingest(
     )  # fmt: skip
     console().print(str(done))
     if not dry_run:
-        console().print(f'Ask it: healthrag ask "…" --index {shlex.quote(str(index))}', markup=False)
+        console().print(f'Ask it: healthrag ask "…" --index {shlex.quote(index)}', markup=False)

@@ -71,8 +71,9 @@ class IngestSummary:
         note = "dry run, nothing was changed" if self.dry_run else f"generation {self.generation}, {self.chunks} chunks, {self.new_chunks} of them new"
         return f"<table><caption>{note}</caption><thead><tr><th></th><th>documents</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
 
-# %% ../../nbs/36_retrieval.index.ipynb #44b251a3
+# %% ../../nbs/36_retrieval.index.ipynb #2704990e
 _Found = TypeVar("_Found")
+_LOCK = ".lock"  # in the folder of an index, from its first ingest on
 _RETRIES = 20  # searches begun again because a new generation came in between
 
 
@@ -108,6 +109,8 @@ class KnowledgeIndex:
         embedder: Callable[[Sequence[str]], Any] | None = None,  # texts -> [n, dim]; None: `embed` with the settings
         strategy: ChunkStrategy | None = None,  # how documents are cut; None: rows by `row_strategy`, others by `default_strategy`
     ):
+        if path is not None and not str(path).strip():
+            raise ValueError("the index has no name; give a folder that is new or empty, such as healthrag-index")
         self.path = Path(path) if path is not None else None
         if self.path is not None and self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"{self.path} is a file; an index is kept in a folder")
@@ -161,7 +164,7 @@ class KnowledgeIndex:
         return str(getattr(self.embedder, "name", None) or getattr(self.embedder, "__qualname__", type(self.embedder).__name__))
 
     def __len__(self) -> int:  # chunks
-        return sum(document.chunks for document in self.manifest().documents.values())
+        return self.manifest().chunk_count
 
     def __repr__(self) -> str:
         manifest = self.manifest()
@@ -235,7 +238,8 @@ class KnowledgeIndex:
         self.texts.stage(before, [Chunk(c.text, {**c.metadata, **number}) for c in chunks], ids, texts, self._fill(before))
 
     def recover(self) -> None:
-        "Remove what an earlier change left behind."
+        "Remove what an earlier change left behind; an error when the current vectors are gone or damaged."
+        self.keeper.load(self.manifest())
         self.keeper.recover(self.manifest())
         self.texts.recover(self.manifest())
 
@@ -290,6 +294,11 @@ class KnowledgeIndex:
         "Read chunks by id."
         return self.reading(lambda hybrid: hybrid.lexical.get(ids if not isinstance(ids, str) else [ids]))
 
+    def check_place(self) -> None:
+        "Refuse a folder of other files, which no index may be made among."
+        if self.path is not None and self.path.is_dir() and not any((self.path / name).exists() for name in (MANIFEST, _LOCK)) and any(self.path.iterdir()):
+            raise ValueError(f"{self.path} holds other files and no index; name a folder that is new or empty, such as {self.path / 'healthrag-index'}")
+
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         "Be the only writer, in this process and in others."
@@ -301,9 +310,10 @@ class KnowledgeIndex:
                 return
             from filelock import FileLock, Timeout
 
+            self.check_place()
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                with FileLock(self.path / ".lock", timeout=0):
+                with FileLock(self.path / _LOCK, timeout=0):
                     yield
             except Timeout:
                 raise RuntimeError(f"another process is writing to {self.path}; wait for it") from None

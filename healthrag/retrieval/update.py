@@ -32,7 +32,7 @@ from ..settings import get_settings
 __all__ = ['BATCH_CHUNKS', 'INDEX_CHUNKS_VERSION', 'index_chunks', 'row_strategy', 'update_index', 'ingest_to_index',
            'build_index', 'build_index_rag', 'ingest_command']
 
-# %% ../../nbs/36_retrieval.update.ipynb #a64cff21
+# %% ../../nbs/36_retrieval.update.ipynb #d48e4655
 BATCH_CHUNKS = 256  # encoded and stored at once
 INDEX_CHUNKS_VERSION = 2  # raised when the same document would be cut or encoded differently
 
@@ -176,6 +176,7 @@ def update_index(
     progress: Callable[[int], None] | None = None,  # told the number of chunks that were done
 ) -> IngestSummary:
     "Bring an index up to date with sources: one new generation, or none when something fails."
+    index.check_place()
     with contextlib.nullcontext() if dry_run else index.writing():
         if not dry_run:
             index.recover()

@@ -22,14 +22,18 @@ from ..embeddings.checks import check_dims
 from .exact import STORE_METRICS, Record
 
 # %% auto #0
-__all__ = ['STORE_FILE_DAMAGE', 'write_store_file', 'read_store_file']
+__all__ = ['STORE_FILE_DAMAGE', 'StoreLostError', 'write_store_file', 'read_store_file']
 
-# %% ../../nbs/27_storage.file.ipynb #4683e05c
+# %% ../../nbs/27_storage.file.ipynb #1fb27147
 _FORMAT, _VERSION = "healthrag-vectors", 1
 STORE_FILE_DAMAGE = (  # what numpy, zipfile and json raise for a file that is not what it should be
     ValueError, LookupError, OSError, TypeError, AttributeError, EOFError, ArithmeticError, MemoryError, NotImplementedError,
     RecursionError, zipfile.BadZipFile, zlib.error, struct.error,
 )
+
+
+class StoreLostError(ValueError):
+    "What a store kept is gone or damaged."
 
 
 def write_store_file(

@@ -23,7 +23,7 @@ from .postgres import UNSTORABLE, PostgresConnections, holds_unstorable
 # %% auto #0
 __all__ = ['PG_INDEXES', 'PgVectorStore']
 
-# %% ../../nbs/29_storage.pgvector.ipynb #a4776609
+# %% ../../nbs/29_storage.pgvector.ipynb #ed93c4b2
 PG_INDEXES = ("flat", "hnsw")
 _MOST = {"flat": 16_000, "hnsw": 2000}  # dimensions that pgvector takes in a column, and in a graph on float32
 
@@ -48,6 +48,7 @@ class PgVectorStore(StoreBase):
         effort: int = 128,  # hnsw: rows looked at in a search before it widens, ef_search (1 to 1000)
         exact_below: int = 10_000,  # hnsw: the graph is made when there are so many rows
         build_memory: int = 512,  # hnsw: memory for making it [MB], maintenance_work_mem; one that doesn't fit is made much slower (1 MB to 2 TB)
+        create: bool = True,  # False: the table must be there, and StoreLostError says when it is not
     ):
         super().__init__(dim, metric)
         if index not in PG_INDEXES:
@@ -67,7 +68,7 @@ class PgVectorStore(StoreBase):
             settings = [f"SET hnsw.ef_search = {effort}", "SET hnsw.iterative_scan = strict_order"]
         self._connections = PostgresConnections(url, settings, at_least=(0, 8) if graph else (0, 5))  # 0.8 has iterative scans
         self.table = f"scratch_{uuid.uuid4().hex}" if table is None else table
-        self._table = PgTable(self._connections, self.table, schema, self.dim, metric, graph=graph, scratch=table is None)
+        self._table = PgTable(self._connections, self.table, schema, self.dim, metric, graph=graph, scratch=table is None, create=create)
         self._end = weakref.finalize(self, self._table.drop if table is None else self._connections.close)
 
     def close(self) -> None:
