@@ -21,7 +21,7 @@ from healthrag.retrieval.cut import adaptive_cut, affordable
 from healthrag.retrieval.dedupe import dedupe_rows, drop_near_duplicates, near_duplicates, repeated_rows
 from healthrag.retrieval.encode import CachedEncoder
 from healthrag.retrieval.fulltext import FullTextIndex
-from healthrag.retrieval.gate import Gate
+from healthrag.retrieval.gate import RECORD_NUMBERS, Gate
 from healthrag.retrieval.pipeline import RecordSearch
 from healthrag.retrieval.sides import LateError, fuse_lists
 from healthrag.retrieval.update import ingest_to_index
@@ -91,8 +91,8 @@ def fails(*_, **__):
 
 def test_the_stages_come_in_order(open_search):
     search = open_search(reranker=Scorer(), gate=Gate("sigmoid", 0.1), expand=lambda hits, index: hits, prepare=lambda q, history: _Prepared(q))
-    names = [stage.name for stage in search.search("bleeding").trace.stages]
-    assert names == ["prepare", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
+    names = [stage.name for stage in search.search("bleeding", filters={"table": "notes"}).trace.stages]
+    assert names == ["wait", "prepare", "filter", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
 
 
 def test_a_search_and_what_it_found_can_be_printed(open_search):
@@ -357,6 +357,22 @@ def test_the_standalone_question_is_searched_and_ranked_by(open_search):
     assert found.question == "and under it?" and "dense 2" in found.trace.lists
 
 
+def test_the_summary_is_given_to_what_takes_one_and_a_prepared_question_is_used(open_search):
+    seen = []
+
+    def prepare(question, *, history, summary):
+        seen.append((question, history, summary))
+        return _Prepared("bleeding under apixaban")
+
+    assert open_search(prepare=prepare).search("and now?", history=["…"], summary="a patient on apixaban").trace.stages[1].note == "made complete"
+    assert seen == [("and now?", ["…"], "a patient on apixaban")]
+    search = open_search(prepare=fails)
+    assert search.search("and now?", prepare=prepare).prepared.standalone == "bleeding under apixaban" and len(seen) == 2
+    ready = _Prepared("bleeding ulcer clipped", "hemorrhage")
+    found = search.search("and now?", prepare=ready)
+    assert found.prepared is ready and found.degraded == () and "dense 2" in found.trace.lists and [s.name for s in found.trace.stages][:2] == ["wait", "prepare"]
+
+
 @pytest.mark.parametrize("part", ["prepare", "reranker", "expand"])
 def test_a_part_that_fails_is_left_out_and_named(open_search, part):
     broken = Scorer(fails) if part == "reranker" else fails
@@ -475,6 +491,50 @@ def test_the_trace_accounts_for_every_passage(open_search):
         assert ranks == list(range(1, len(ranks) + 1))
     for hit, place in zip(found, (trace.place(hit.id, "final") for hit in found), strict=True):
         assert place.score == hit.score
+
+
+@pytest.mark.parametrize("lexical", [FullTextIndex, LexicalIndex])
+def test_the_trace_says_what_a_filter_lets_through(open_search, lexical):
+    found = open_search(filled(ROWS, lexical())).search("bleeding", filters={"patient": "PT-0004", "date": {"gte": "2021-01-01"}})
+    (stage,) = [stage for stage in found.trace.stages if stage.name == "filter"]
+    assert (stage.given, stage.kept) == (6, 1) and stage.note == "patient in ['PT-0004'] and date gte '2021-01-01'" and [hit.metadata["row"] for hit in found] == [6]
+    nothing = open_search(filled(ROWS, lexical())).search("bleeding", filters={"patient": "PT-000"})
+    assert [stage.kept for stage in nothing.trace.stages if stage.name == "filter"] == [0] and nothing.hits == ()
+    assert "filter" not in [stage.name for stage in open_search(filled(ROWS)).search("bleeding").trace.stages]
+
+
+def test_the_trace_says_what_was_left_out_and_why(open_search):
+    notes = lambda found: {stage.name: stage.note for stage in found.trace.stages if stage.name in ("rerank", "gate")}
+    assert notes(open_search().search("bleeding")) == {"rerank": "left out: there is none", "gate": "left out: there is none"}
+    assert notes(open_search(notes={"rerank": "no weights"}).search("bleeding"))["rerank"] == "left out: no weights"
+    assert notes(open_search(reranker=Scorer(fails), gate=Gate("sigmoid", 0.1)).search("bleeding")) == {
+        "rerank": "left out: ConnectionError: gone", "gate": "left out: there is none for rrf scores",
+    }  # fmt: skip
+    hurried = open_search(reranker=Scorer())
+    hurried._each = 100.0
+    assert "s a passage are needed" in notes(hurried.search("bleeding", deadline=5))["rerank"]
+
+
+def test_the_trace_tells_the_wait_for_a_slot(open_search):
+    lane = Admission(1, wait=60)
+    search, leave, found = open_search(admission=lane), lane.acquire(), []
+    thread = threading.Thread(target=lambda: found.append(search.search("bleeding")))
+    thread.start()
+    while not lane.waiting:
+        time.sleep(0.001)
+    leave()
+    thread.join()
+    stage = found[0].trace.stages[0]
+    assert (stage.name, stage.given, stage.kept, stage.note) == ("wait", 1, 1, "for one of 1 slots") and 0 < stage.seconds < found[0].trace.seconds
+
+
+def test_passages_about_another_record_are_no_answer(open_search):
+    gate = Gate("sigmoid", 0.0, 0.0, required=RECORD_NUMBERS)
+    found = open_search(reranker=Scorer(), gate=gate).search("bleeding of PT-0004")
+    assert "PT-00042" not in {hit.metadata["patient"] for hit in found} and "PT-0004" in {hit.metadata["patient"] for hit in found}
+    assert found.trace.passages["clinic:notes:3:0"].why == "is about PT-00042"
+    assert open_search(reranker=Scorer(), gate=gate).search("bleeding of PT-0005").verdict.missing == ("PT-0005",)
+    assert "PT-00042" in {hit.metadata["patient"] for hit in open_search(reranker=Scorer(), gate=Gate("sigmoid", 0.0, 0.0)).search("bleeding of PT-0004")}
 
 
 def test_trace_and_result_show_themselves(open_search):
@@ -605,7 +665,7 @@ def test_a_slot_is_given_back_when_the_work_fails_and_only_once():
 
 
 def test_limits_are_the_reference_systems():
-    assert {name: (lane["limit"], lane["wait"]) for name, lane in ADMISSION_LIMITS.items()} == {"retrieval": (4, 2.0), "generation": (1, 300.0), "ingestion": (1, 2.0)}
+    assert {name: (lane["limit"], lane["wait"]) for name, lane in ADMISSION_LIMITS.items()} == {"retrieval": (4, 2.0), "generation": (1, 300.0)}
     assert admission_for("generation").limit == 1
     with pytest.raises(ValueError, match="known"):
         admission_for("lunch")

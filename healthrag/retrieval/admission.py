@@ -169,15 +169,15 @@ class Admission:
     def _held(self) -> list[Callable[[], None]]:
         return self._local.__dict__.setdefault("held", [])
 
-# %% ../../nbs/37_retrieval.admission.ipynb #95708e96
+# %% ../../nbs/37_retrieval.admission.ipynb #f4c1c994
 ADMISSION_LIMITS: Mapping[str, Mapping[str, Any]] = MappingProxyType({  # onprem-health-rag's
-    "retrieval": {"limit": 4, "wait": 2.0}, "generation": {"limit": 1, "wait": 300.0}, "ingestion": {"limit": 1, "wait": 2.0},
+    "retrieval": {"limit": 4, "wait": 2.0}, "generation": {"limit": 1, "wait": 300.0},
 })  # fmt: skip
 
 
 @functools.cache
 def admission_for(
-    work: str,  # "retrieval", "generation" or "ingestion"
+    work: str,  # "retrieval" or "generation"
 ) -> Admission:
     "Give the process's admission for a kind of work."
     if work not in ADMISSION_LIMITS:

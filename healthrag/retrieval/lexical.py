@@ -105,7 +105,7 @@ def tokenize(
                     out.append(stem_word(token) if stem and not any(c.isdigit() for c in token) else token)
     return out
 
-# %% ../../nbs/31_retrieval.lexical.ipynb #e6839193
+# %% ../../nbs/31_retrieval.lexical.ipynb #9cd807eb
 class LexicalIndex:
     "Finds chunks by the words they share with a query, ranked by BM25."
 
@@ -176,6 +176,11 @@ class LexicalIndex:
         if missing := [name for name in wanted if name not in self._records]:
             raise KeyError(f"not indexed: {', '.join(missing[:5])}")
         return [_hit(self._records[name], 0.0, -1) for name in wanted]
+
+    def count(self, filters: Mapping[str, Any] | None = None) -> int:  # filters as in `search`
+        "Count the chunks that a filter lets through."
+        keep = compile_filter(filters)
+        return sum(keep(record.metadata) for record in list(self._records.values()))
 
     def _index(self) -> tuple[list[Record], Any]:  # in order of id, so that stable sorting breaks ties by id
         with self._lock:

@@ -68,7 +68,7 @@ def _read(document: Any) -> tuple[Record, str]:  # a chunk and the text it is fo
     name, text, metadata, searched = json.loads(bytes(document["record"][0]).decode("utf-8", "surrogatepass"))
     return Record(name, text, metadata), text if searched is None else searched
 
-# %% ../../nbs/32_retrieval.textview.ipynb #72d27a9b
+# %% ../../nbs/32_retrieval.textview.ipynb #12dba1be
 MOST_QUERY_TOKENS = 256  # distinct words of a question that are searched for; the rarest of them
 _FEW_TIES = 256  # chunks with one score whose ids are read one by one
 
@@ -144,6 +144,14 @@ class FullTextView:
         if allowed is not None:
             asked = made.boolean_query([(occur.Must, asked), (occur.Must, made.const_score_query(allowed, 0.0))])
         return self._best(asked, k)
+
+    def count(
+        self,
+        filters: Mapping[str, Any] | None = None,  # as in `search`
+    ) -> int:
+        "Count the chunks that a filter lets through."
+        allowed = self._filter.query(filters)
+        return len(self) if allowed is None else int(self._searcher.search(allowed, 1, count=True).count or 0)
 
     def _clauses(self, query: str, exact: Iterable[ExactTerm]) -> list[Any]:
         made, schema = self._tantivy.Query, self._schema

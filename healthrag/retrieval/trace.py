@@ -19,7 +19,7 @@ from ..records import Hit
 # %% auto #0
 __all__ = ['TracePlace', 'TraceStage', 'TracePassage', 'Trace']
 
-# %% ../../nbs/38_retrieval.trace.ipynb #19255d96
+# %% ../../nbs/38_retrieval.trace.ipynb #9d09b596
 class TracePlace(NamedTuple):
     "Where a passage stood on a list."
     rank: int  # from 1
@@ -75,8 +75,8 @@ class Trace:
             self.add(stage)
 
     def restart(self) -> None:
-        "Forget everything but how the question was prepared, as the search is begun again."
-        self.stages = [stage for stage in self.stages if stage.name == "prepare"]
+        "Forget everything but what came before the search, as that is begun again."
+        self.stages = [stage for stage in self.stages if stage.name in ("wait", "prepare")]
         self.lists, self.passages = [], {}
 
     def add(self, stage: TraceStage) -> None:
@@ -126,6 +126,26 @@ class Trace:
                 row[name], row[f"{name} score"] = (place.rank, place.score) if place else (None, None)
             out.append({**row, "left": passage.left, "why": passage.why})
         return out
+
+    def to_json(self) -> dict[str, Any]:
+        "A JSON object."
+        stages = [{"stage": s.name, "given": s.given, "kept": s.kept, "seconds": round(s.seconds, 6), "note": s.note} for s in self.stages]
+        return {"question": self.question, "stages": stages, "passages": self.rows()}
+
+    def lines(
+        self,
+        most: int = 40,  # passages shown, those that came farthest
+    ) -> list[str]:
+        "Write the stages and the way of each passage as a table for a terminal."
+        out = [f"{s.name:10} {s.given:>6} → {s.kept:<6} {1000 * s.seconds:8.1f} ms  {s.note}".rstrip() for s in self.stages]
+        rows, widths = self.rows(), [max(5, len(name)) for name in self.lists]
+        if rows:
+            head = "  ".join(name.rjust(width) for name, width in zip(self.lists, widths, strict=True))
+            out += ["", f"{'passage':32}  {head}"]
+        for row in rows[:most]:
+            ranks = "  ".join(str(row[name] or "·").rjust(width) for name, width in zip(self.lists, widths, strict=True))
+            out.append(f"{_short(row['id'], 32):32}  {ranks}  {'left at ' + row['left'] + ': ' + row['why'] if row['left'] else 'stayed'}")
+        return out + ([f"{len(rows) - most} more passages"] if len(rows) > most else [])
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{stage.name} {stage.given} → {stage.kept}" for stage in self.stages)
