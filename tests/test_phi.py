@@ -1,6 +1,8 @@
 "Protected health information: what is found, what is not, and what the guard says."
 
+import base64
 import json
+import random
 from itertools import pairwise
 
 import pytest
@@ -121,10 +123,30 @@ def test_a_bare_number_is_nobody(number):
         assert find_phi(text, identifying=is_identifying) == [], text
 
 
-@pytest.mark.parametrize("hostile", ["1-" * 15000, "John " * 4000, "a@" * 15000, "May 1 " * 2500, "mrn: " * 6000, "A, B " * 4000, "9" * 30000, "('" * 10000])
+BASE64 = base64.b64encode(random.Random(5).randbytes(75000)).decode()
+UNBROKEN = {  # without a space, so that a pattern that may begin anywhere would read to the end from everywhere
+    "DNA": "ACGT" * 25000, "base64": BASE64, "one capital": "A" * 100000, "one capital with an accent": "É" * 30000, "digits": "0123456789" * 5000,
+    "one digit": "9" * 50000, "dots": "a.b.c." * 7000, "hyphens": "A-" * 15000, "apostrophes": "O'" * 15000, "underscores": "Ab_" * 10000,
+    "names": "John-" * 8000, "a keyword": "dna-print-" * 5000, "addresses": "a@b." * 10000, "slashes": "a/" * 15000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", ["1-" * 15000, "John " * 4000, "a@" * 15000, "May 1 " * 2500, "mrn: " * 6000, "A, B " * 4000, "('" * 10000, "Mr. Ab " * 15000])
 @pytest.mark.timeout(300)
 def test_long_texts_are_read_to_the_end(hostile):
     assert isinstance(find_phi(hostile, identifying=is_identifying), list)
+
+
+@pytest.mark.parametrize("hostile", UNBROKEN.values(), ids=UNBROKEN)
+@pytest.mark.timeout(60)
+def test_long_texts_without_a_break_are_read_to_the_end(hostile):
+    text = f"{hostile} MRN 0012345 {hostile}"
+    assert "0012345" in [one.text for one in find_phi(text, identifying=is_identifying)]
+
+
+def test_a_long_word_hides_no_name():
+    for text in ("Mr Ada" + "x" * 200, "A" * 5000 + " 90210, Boston, MA 02139", "Patient: " + "Ab" * 300 + " was seen by Dr Byron"):
+        assert find_phi(text) and find_phi(redact(text)) == [], text[:20]
 
 
 def between(inside):

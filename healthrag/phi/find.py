@@ -111,7 +111,7 @@ def find_phi(
     ends = [(kind, places[a] if places else a, places[b - 1] + 1 if places else b) for kind, a, b, _ in merged]
     return [PHI(kind, a, b, text[a:b]) for kind, a, b in ends]
 
-# %% ../../nbs/08_phi.find.ipynb #05ee77a7
+# %% ../../nbs/08_phi.find.ipynb #0f44604c
 def redact(
     text: str,
     *,
@@ -122,8 +122,11 @@ def redact(
         found = find_phi(text, identifying=identifying)
         if not found:
             return text
-        for one in reversed(found):
-            text = f"{text[: one.start]}[{one.kind.upper()}]{text[one.end :]}"
+        parts, at = list[str](), 0
+        for one in found:
+            parts += (text[at : one.start], f"[{one.kind.upper()}]")
+            at = one.end
+        text = "".join([*parts, text[at:]])
     if left := find_phi(text, identifying=identifying):
         raise ValueError(f"a text could not be redacted: {_classes(left)} is left; rewrite it")
     return text

@@ -90,7 +90,7 @@ def vin(text: str) -> bool:  # ISO 3779; the check digit is North America's
     total = sum((values[c] if c in values else int(c)) * w for c, w in zip(text, weights, strict=True))
     return "0123456789X"[total % 11] == text[8]
 
-# %% ../../nbs/07_phi.forms.ipynb #0cb66eb7
+# %% ../../nbs/07_phi.forms.ipynb #08b98e29
 _B, _E = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 _MARK = r"[\s_\"'`]{0,3}(?:number|num|nbr|no|nr|id|identifier|code|#)s?(?![a-z])[\s_.\"'`]{0,3}(?:[:=#]{1,2}|\.==|->|is|was)?[\s\"'`]{0,3}"
 _LINK = rf"(?:{_MARK}|[\s_\"'`]{{0,3}}(?:[:=#]{{1,2}}|\.==|->|is|was)?[\s\"'`]{{0,3}})"
@@ -130,7 +130,7 @@ ANNOUNCED_FORMS: tuple[Form, ...] = (
     Form("vehicle", _said(r"vin|vehicle[\s_]identification", _LINK, r"(?P<id>[A-HJ-NPR-Z0-9]{11,17})"), _at_least(4)),
     Form("device", _said(r"serial|s/n|sn(?=[\s_]*[:#])|udi|imei|device|implant|pacemaker|(?:insulin[\s_])?pump|lead|stent|asset", _MARK, r"(?P<id>[A-Za-z]{0,5}-?\d[\dA-Za-z-]*|[A-Za-z]{1,5}-\d[\dA-Za-z-]*)"), _at_least(4)),
     Form("device", _said(r"serial|s/n|sn(?=[\s_]*[:#])|udi|imei", _LINK, r"(?P<id>[A-Za-z]{0,5}-?\d[\dA-Za-z-]{3,})"), _at_least(4)),
-    Form("biometric", _said(r"(?:finger|palm|voice|retina(?:l)?|iris|face|facial|biometric|dna|genetic)[\s_-]?(?:print|scan|profile|template|recognition|hash|vein|signature)s?(?:[\s_](?:template|hash|record|scan))?", _LINK, r"(?P<id>(?=[A-Za-z0-9-]*\d)[A-Za-z0-9][A-Za-z0-9-]{3,})"), _at_least(2)),
+    Form("biometric", _said(r"(?:finger|palm|voice|retina(?:l)?|iris|face|facial|biometric|dna|genetic)[\s_-]?(?:print|scan|profile|template|recognition|hash|vein|signature)s?(?:[\s_](?:template|hash|record|scan))?", _LINK, r"(?P<id>(?=[A-Za-z0-9-]{0,60}\d)[A-Za-z0-9][A-Za-z0-9-]{3,})"), _at_least(2)),
     Form("other-id", _said(r"(?:study[\s_])?(?:subject|participant|respondent|donor|volunteer|enrol(?:l)?ment|employee|staff|student|badge|inmate|veteran|volunteer|tracking|barcode|ticket|booking|username|user|login|screening|randomi[sz]ation)", _MARK), _at_least(3)),
     Form("other-id", re.compile(rf"{_B}(?:user[\s_]?name|login|user[\s_]id|skype|twitter|instagram|telegram)[\s\"'`]{{0,2}}(?:[:=]|is)[\s\"'`]{{0,2}}(?P<id>@?[\w.-]{{3,40}})", re.I)),
 )  # fmt: skip
@@ -205,9 +205,9 @@ SPEAKING_FORMS: tuple[Form, ...] = (
     Form("other-id", re.compile(rf"{_B}[0-9a-f]{{8}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{12}}{_E}", re.I)),
 )  # fmt: skip
 
-# %% ../../nbs/07_phi.forms.ipynb #4f7becba
+# %% ../../nbs/07_phi.forms.ipynb #9743743c
 _UP = "A-ZÀ-ÖØ-ÞŁŚŻŹĆŃÓŠŽČŘĎŤŇĚŮİĞŞ"
-_CAP = rf"[{_UP}][\w'’-]+"
+_CAP = rf"[{_UP}][\w'’-]{{1,60}}"  # a word; no name is longer, and without a limit each letter of a long run would be read to its end
 _STATES = (
     "AL|AK|AZ|AR|CA|CO|CT|DE|FL|GA|HI|ID|IL|IN|IA|KS|KY|LA|ME|MD|MA|MI|MN|MS|MO|MT|NE|NV|NH|NJ|NM|NY|NC|ND|OH|OK|OR|PA|RI|SC|SD|TN|"
     "TX|UT|VT|VA|WA|WV|WI|WY|DC|PR"
@@ -230,7 +230,7 @@ PLACE_FORMS: tuple[Form, ...] = (
     Form("place", re.compile(r"\bP\.? ?O\.? Box \d{1,7}\b", re.I)),
     Form("place", re.compile(rf"{_B}(?:Apt|Apartment|Flat|Suite)\.? ?#?\d{{1,4}}[A-Za-z]?{_E}")),
     Form("place", re.compile(rf"{_B}(?:zip|postal|post)[\s_]?(?:code)?[\s_\"':=#is]{{1,6}}(?P<id>\d{{5}}(?:-\d{{4}})?|[A-Z]{{1,2}}\d[A-Z\d]? ?\d[A-Z]{{2}}|[A-Z]\d[A-Z] ?\d[A-Z]\d|\d{{4,6}}){_E}", re.I)),
-    Form("place", re.compile(rf"(?:{_CAP}(?: {_CAP}){{0,2}},? )?\b(?:{_STATES}|{_STATE_NAMES}),? \d{{5}}(?:-\d{{4}})?{_E}{_UNIT}")),
+    Form("place", re.compile(rf"(?:{_B}{_CAP}(?: {_CAP}){{0,2}},? )?\b(?:{_STATES}|{_STATE_NAMES}),? \d{{5}}(?:-\d{{4}})?{_E}{_UNIT}")),
     Form("place", re.compile(rf"(?:{_B}{_CAP}(?: {_CAP})?,? )?{_B}[A-Z]{{1,2}}\d[A-Z\d]? \d[ABD-HJLNP-UW-Z]{{2}}{_E}")),
     Form("place", re.compile(rf"{_B}[ABCEGHJ-NPRSTVXY]\d[ABCEGHJ-NPRSTV-Z] \d[ABCEGHJ-NPRSTV-Z]\d{_E}")),
     Form("place", re.compile(rf"\b(?:in|from|of|at|near|to) (?P<id>{_CAP}(?: {_CAP}){{0,2}}, (?:{_STATES}|{_STATE_NAMES}))\b(?! ?\()")),

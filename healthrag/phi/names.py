@@ -15,7 +15,7 @@ from ..settings import resource
 # %% auto #0
 __all__ = ['given_names', 'name_spans', 'date_spans', 'age_spans']
 
-# %% ../../nbs/07_phi.names.ipynb #4905b373
+# %% ../../nbs/07_phi.names.ipynb #516699cd
 _EPONYM = (  # what a person's name is part of when it names a thing
     "disease|syndrome|sign|score|test|classification|procedure|criteria|criterion|lymphoma|catheter|murmur|pupil|index|scale|phenomenon|"
     "reflex|fracture|operation|method|stain|cells?|bodies|body|tumou?r|sarcoma|palsy|paralysis|chorea|anomaly|malformation|tetralogy|"
@@ -30,6 +30,7 @@ _NOT_NAMES = (
     "Mr|Mrs|Ms|Dr|Sign|Observation|Period|Source|Value|Select|Where|Group|Order|Join|Left|Count|Population|Reported|Outcome|Safety|Care|Portal|"
     "How|What|Which|When|Where|Give|Return|List|NULL|Inpatient|Outpatient|Emergency|Health|Data|Death|Race|Ethnicity|Asian|White|Black|Hispanic"
 )
+_THING = re.compile(rf"(?:['’]s)?(?: {_CAP})? (?:{_EPONYM})\b")  # after a name
 _WORD_OF_NAME = rf"(?!(?:{_NOT_NAMES})\b){_CAP}"
 _FULL = rf"(?:{_WORD_OF_NAME}|[{_UP}]\.)(?:[ ](?:{_WORD_OF_NAME}|[{_UP}]\.?(?![\w'’])|(?:van|von|de|der|den|del|di|da|la|le|bin|al|el|y)(?= )))" + "{0,4}"
 _WHO = "(?i:patient|pt|client|person|man|woman|male|female|child|boy|girl|infant|baby|son|daughter|wife|husband|friend|doctor|nurse|mother|father|sister|brother|neighbou?r|resident|student|lady|gentleman|he|she|i am|who is|who was)"
@@ -44,7 +45,7 @@ _NAMES = (
     re.compile(rf"{_B}(?:[Hh]is|[Hh]er|[Tt]heir|[Mm]y|[Tt]he patient's|[Pp]t's)(?: [a-z]+)? (?:wife|husband|spouse|partner|son|daughter|mother|father|mom|mum|dad|sister|brother|aunt|uncle|cousin|nephew|niece|grand\w+|friend|neighbou?r|boss|carer|caregiver|fianc[ée]e?|girlfriend|boyfriend),? (?:is |was )?(?P<id>{_WORD_OF_NAME}(?: {_WORD_OF_NAME})?)"),
     re.compile(rf"(?i:{_B}(?:patient|pt|client|re|son|daughter|mother|father|wife|husband|spouse|partner|brother|sister)\s?:\s{{0,2}})(?P<id>[A-Z][A-Z'-]{{2,}}, ?[A-Z][A-Z'-]+|{_WORD_OF_NAME}(?=[,.;(]|$| [(+\d])|{_WORD_OF_NAME} {_WORD_OF_NAME})"),
     re.compile(rf"(?i:{_B}(?:according to|spoke (?:with|to)|discussed with|seen by|evaluated by|examined by|cared for by|accompanied by|per|informed) )(?P<id>{_WORD_OF_NAME}(?: {_WORD_OF_NAME})?)(?=[,.;]|$| (?:and|on|at|who|about|that)\b)"),
-    re.compile(rf"{_B}(?P<id>[A-Z][A-Z'-]+, [A-Z][A-Z'-]+(?: [A-Z]\.?)?)(?=[\s,;(]{{1,3}}(?:MRN|DOB|M\b|F\b|\d{{1,3}}\s?y|SSN|ID|[Bb]orn))"),
+    re.compile(rf"{_B}(?P<id>[A-Z][A-Z'-]{{1,60}}, [A-Z][A-Z'-]{{1,60}}(?: [A-Z]\.?)?)(?=[\s,;(]{{1,3}}(?:MRN|DOB|M\b|F\b|\d{{1,3}}\s?y|SSN|ID|[Bb]orn))"),
     re.compile(rf"{_B}(?P<id>{_CAP}, {_CAP}(?: [{_UP}]\.?)?)(?=[\s,;(]{{1,3}}(?:MRN|DOB|SSN|born|aged?\b|\d{{1,3}}[- ]?y))"),
     re.compile(rf"{_B}(?P<id>{_CAP} (?:[{_UP}]\. )?{_CAP}),? (?:M\.?D\.?|R\.?N\.?|D\.?O\.?|Ph\.?D\.?|FRCP|NP|PA-C)(?![\w])"),
     re.compile(rf"(?i:{_B}(?:dear|hi|hello|attn:?|cc:?|regards,|sincerely,)\s+)(?P<id>{_WORD_OF_NAME}(?: {_WORD_OF_NAME})?)"),
@@ -72,7 +73,7 @@ def _by_given_name() -> tuple[re.Pattern[str], ...]:
     return (
         re.compile(rf"{_B}(?P<id>(?:{given})(?:-(?:{given}))?(?: [{_UP}]\.?)? {surname}){rest}{_E}"),
         re.compile(rf"{_B}(?P<id>(?:{loud})(?: [A-Z]\.?)? (?!(?:AS|AND|OR|IN|IS|ON|FROM|WHERE|JOIN|SIGN|DISEASE|SYNDROME)\b)[A-Z][A-Z'-]{{2,}}){rest}{_E}"),
-        re.compile(rf"{_B}(?P<id>[{_UP}][\w'-]+, (?:{given})(?: [{_UP}]\.?)?){_E}"),
+        re.compile(rf"{_B}(?P<id>[{_UP}][\w'-]{{1,60}}, (?:{given})(?: [{_UP}]\.?)?){_E}"),
         re.compile(rf"{_B}(?P<id>{given})(?=(?:['’]s)? (?:{_DOES})\b|['’]s (?!(?:{_EPONYM})\b)[a-z]+)(?!['’]s (?:{_EPONYM})\b)"),
         re.compile(rf"{_B}(?:named|called|name is|[Pp]atient|[Pp]t|[Dd]ear|[Hh]i|[Hh]ello|[Ii] am|[Ii]'m|[Ww]ith|[Ff]rom|[Aa]bout) (?P<id>{given})(?=[,.;:!?)]|$| (?:{_DOES}|and|on|at|in|to|for)\b)"),
         re.compile(rf"{_B}(?:[Ww]as|[Ii]s|[Dd]id|[Dd]oes|[Hh]as|[Cc]an|[Ww]ill|brought|gave|told|asked|called|saw|met|examined|found|advised|reminded|for|to) (?P<id>{given})(?= (?:in|on|at|to|from|by|for|take|have|get|need|receive|about|home|and|with|the|a|that|admitted|seen|his|her)\b|[?.,]|$)"),
@@ -89,7 +90,7 @@ def name_spans(
         for found in pattern.finditer(text):
             group = "id" if "id" in pattern.groupindex else 0
             start, end = found.span(group)
-            if not re.match(rf"(?:['’]s)?(?: {_CAP})? (?:{_EPONYM})\b", text[end:]):
+            if not _THING.match(text, end):
                 yield "name", start, end
 
 # %% ../../nbs/07_phi.names.ipynb #3c35e1a2
