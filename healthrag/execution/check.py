@@ -94,7 +94,7 @@ def _check_funsql(code: str, catalog: Any, dialect: str) -> QueryCheck:
     rendered = _check_sql(str(sql), catalog, dialect)
     return rendered if rendered.ok else _stopped("built", rendered.error, unsafe=rendered.unsafe, sql=str(sql))
 
-# %% ../../nbs/54_execution.check.ipynb #f47c25b0
+# %% ../../nbs/54_execution.check.ipynb #1c56bb51
 def check_query(
     code: str | Generation,  # a query, or what `generate_query` returned
     *,
@@ -109,6 +109,10 @@ def check_query(
     text = code.code if isinstance(code, Generation) else code
     if not isinstance(text, str):
         raise TypeError(f"a query is text or a Generation, not a {type(code).__name__}")
+    if dialect != "duckdb":
+        from healthrag.funsql.compiler import known_dialect
+
+        dialect = known_dialect(dialect)
     if not text.strip():
         return _stopped("none", "there is no query in the reply")
     check = (_check_sql if target == "sql" else _check_funsql)(text.strip(), catalog, dialect)

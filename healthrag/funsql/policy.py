@@ -19,7 +19,7 @@ from .nodes import Interval
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/19_funsql.policy.ipynb #d1f8568b
+# %% ../../nbs/19_funsql.policy.ipynb #43d882ac
 AGGREGATES = frozenset("""
     count count_distinct sum avg min max median mode stddev stddev_samp stddev_pop variance var_samp var_pop string_agg array_agg list
     bool_and bool_or any_value first last arg_min arg_max min_by max_by quantile_cont quantile_disc approx_count_distinct corr covar_pop
@@ -61,8 +61,9 @@ def check_function(
     "Refuse a function that is not on the list."
     allowed = {"function": FUNCTIONS, "aggregate": AGGREGATES | WINDOW_FUNCTIONS, "table function": TABLE_FUNCTIONS}[kind] | extra
     if name not in allowed:
-        elsewhere = " (as an aggregate: Agg)" if kind == "function" and name in AGGREGATES | WINDOW_FUNCTIONS else ""
-        raise PolicyError(f"{kind} `{name}` may not be called{elsewhere}{did_you_mean(name, allowed)}", function=name)
+        other = "Agg" if kind == "function" and name.lower() in AGGREGATES | WINDOW_FUNCTIONS else "Fun" if kind == "aggregate" and name.lower() in FUNCTIONS else ""
+        advice = f"; write {other}.{name.lower()}" if other else did_you_mean(name, allowed)
+        raise PolicyError(f"{kind} `{name}` may not be called{advice}", function=name)
 
 # %% ../../nbs/19_funsql.policy.ipynb #7196b8b0
 MAX_LITERAL = 10_000  # [characters] of one text constant

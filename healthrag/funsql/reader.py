@@ -13,12 +13,14 @@ from .syntax import parse_syntax
 # %% auto #0
 __all__ = ['parse_julia']
 
-# %% ../../nbs/19_funsql.reader.ipynb #73f28a97
+# %% ../../nbs/19_funsql.reader.ipynb #5b6c50e0
 def parse_julia(
     text: str,  # FunSQL.jl's text: the Julia form, the @funsql form, or both
     lenient: bool = False,  # repair known slips, each with a FunSQLWarning; leave off for scoring
 ) -> Node:
     "Read a query from Julia text."
+    if not isinstance(text, str):
+        raise TypeError(f"parse_julia reads text, not {type(text).__name__}")
     try:
         program = parse_syntax(text)
         if lenient:
