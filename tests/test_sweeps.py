@@ -315,6 +315,7 @@ def test_a_grid_file_becomes_a_report_in_parts(tmp_path, two_databases, capsys):
     file.write_text(
         'models = ["nearest-example"]\n[[part]]\ntitle = "Main"\nquestions = ["held-out", "unanswerable"]\n'
         '[[part]]\nname = "databases"\ntitle = "Elsewhere"\ndatabases = ["synthetic:50"]\nquestions = ["held-out", "paraphrases"]\n'
+        '[[part]]\nname = "vector-stores"\ntitle = "Stores"\nstores = ["local", "duckdb"]\n'
     )
     code = main(["sweep", "--grid", str(file), "--tasks", str(two_databases), "--replies", "off", "--jobs", "2", "--out", str(tmp_path / "report")])
     said = capsys.readouterr().out
@@ -322,8 +323,11 @@ def test_a_grid_file_becomes_a_report_in_parts(tmp_path, two_databases, capsys):
     assert "nearest-example-sql-local-k3-synthetic-50-paraphrases: there are no such questions, left out" in said
     readme = (tmp_path / "report" / "README.md").read_text()
     assert readme.startswith("# Main") and "(unanswerable/README.md)" in readme and "(databases/README.md)" in readme
-    assert len((tmp_path / "report" / "tables" / "cells.csv").read_text().splitlines()) == 1 + 3
-    for folder in ("unanswerable", "databases"):
+    assert len((tmp_path / "report" / "tables" / "cells.csv").read_text().splitlines()) == 1 + 4
+    of_stores = {path.parent.parent.name for path in (tmp_path / "report").rglob("sql-stores-k3.csv")}
+    assert of_stores == {"vector-stores"}, "where several stores were swept, and nowhere else"
+    assert "All of these stores give the same ranking" in (tmp_path / "report" / "vector-stores" / "README.md").read_text()
+    for folder in ("unanswerable", "databases", "vector-stores"):
         links = re.findall(r"\]\(([^)]+)\)", (tmp_path / "report" / folder / "README.md").read_text())
         assert links and [link for link in links if not (tmp_path / "report" / folder / link).exists()] == []
 
