@@ -17,6 +17,8 @@ from healthrag.embeddings import (
     count_tokens, embed, embed_tokens, embedding_dimension, embedding_model, embedding_ref, embedding_sanity_check, encode,
     local_encoder, pool_tokens, similarity_matrix, validate_embeddings,
 )
+from healthrag.ingestion.identifying import is_identifying
+from healthrag.phi import redact
 
 # Questions, SQL, tables, codes, languages, and text that is hardly text.
 VARIED = [
@@ -245,6 +247,18 @@ def test_requests_are_batched_deduplicated_and_cached(tmp_path):
         ask(["a"], task="title")
     with pytest.raises(ValueError, match="batch_size"):
         embed("a", "nomic-embed-text", provider="ollama", client=client, batch_size=0)
+
+
+@pytest.mark.parametrize("text", ["WHERE city = 'Zqx vwt'", "seen was Ada Byron, MRN 0012345"])
+def test_a_vector_is_kept_for_the_text_that_was_sent(tmp_path, text):
+    cache, client = EmbeddingCache(tmp_path / "c.sqlite"), Client()
+
+    def ask(phi):
+        return embed(text, "nomic-embed-text", provider="ollama", client=client, cache=cache, phi=phi)
+
+    redacted, raw = ask("redact"), ask("allow")
+    assert [batch for _, batch in client.calls] == [[redact(text, identifying=is_identifying)], [text]] and not np.array_equal(redacted, raw)
+    assert np.array_equal(redacted, ask("redact")) and np.array_equal(raw, ask("allow")) and len(client.calls) == 2
 
 
 def test_models_and_providers_do_not_share_cache_entries(tmp_path):

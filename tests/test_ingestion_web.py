@@ -16,8 +16,10 @@ from healthrag.ingestion.documents import LabelledDocument, Skipped
 from healthrag.ingestion.fetch import checked_url, fetch_page, is_public_address, resolve_public
 from healthrag.ingestion.html import html_links, html_to_text, whole_page_text
 from healthrag.ingestion.search import DuckDuckGoProvider, SearchResult, read_search, web_search
-from healthrag.ingestion.sources import ingest
+from healthrag.ingestion.sources import IngestSource, ingest, read_source
 from healthrag.ingestion.web import CURATED_SOURCES, fetch_curated, fetch_url, read_curated, read_page, read_site
+from healthrag.phi import PHIError
+from healthrag.records import SourceDocument
 from healthrag.retrieval.update import ingest_to_index
 
 
@@ -364,13 +366,37 @@ def test_search_is_off_until_a_provider_is_named():
     [
         "bleeding of Mrs. Ada Byron", "patient born 1950-03-02", "MRN 00123456 hemorrhage", "call 555-123-4567", "call (555) 123-4567", "ada@example.org",
         "123-45-6789", "seen on 03/02/1950", "12 Elm Street bleeding", "seen on 2 March 1950", "host 10.0.0.1", "record #778899",
+        "WHERE city = 'Zqx vwt'", "person_source_value = 'Zqx vwt'", '{"last_name": "Zqx vwt"}',
     ],
 )  # fmt: skip
 def test_a_query_with_patient_data_never_reaches_the_provider(query):
     fake = _Fake([])
     with pytest.raises(PermissionError, match="was not sent") as error:
         web_search(query, provider=fake)
-    assert fake.asked == [] and not any(part in str(error.value) for part in ("Byron", "1950", "00123456", "4567", "ada@"))
+    assert fake.asked == [] and not any(part in str(error.value) for part in ("Byron", "1950", "00123456", "4567", "ada@", "Zqx"))
+
+
+@pytest.mark.parametrize("query", ["Ada Byron, MRN 0012345", "WHERE city = 'Zqx vwt'"])
+def test_a_refused_query_is_an_error_of_the_call_and_is_shown_nowhere(query, tmp_path, caplog):
+    fake, kept = _Fake([]), SourceDocument("note", "", "Note", "A note on bleeding.")
+    index = ingest_to_index(tmp_path / "index", None, docs=[kept])
+    before, generation, calls = (tmp_path / "index" / "manifest.json").read_text(), index.generation, 0
+    for call in (lambda: ingest([kept], query=query, provider=fake), lambda: ingest_to_index(index, [kept], query=query, provider=fake)):
+        with pytest.raises(PHIError, match="was not sent to fake") as error:
+            call()
+        assert not any(part in str(error.value) for part in ("Byron", "0012345", "Zqx"))
+        calls += 1
+    assert calls == 2 and fake.asked == [] and index.generation == generation and (tmp_path / "index" / "manifest.json").read_text() == before
+    assert not any(part in caplog.text for part in ("Byron", "0012345", "Zqx", "skipped"))
+
+
+def test_a_refusal_to_send_something_is_not_skipped():
+    def read():
+        yield SourceDocument("a", "", "A", "text")
+        raise PHIError("nothing was sent")
+
+    with pytest.raises(PHIError, match="nothing was sent"):
+        list(read_source(IngestSource("search:x", read)))
 
 
 @pytest.mark.parametrize("query", ["OMOP condition_occurrence table", "ICD-10 K92.2 gastrointestinal hemorrhage 2024", "metformin 500 mg", "CDM v5.4", "COVID-19 B12 E11.9"])

@@ -1,5 +1,6 @@
 "Protected health information: what is found, what is not, and what the guard says."
 
+import ast
 import base64
 import json
 import random
@@ -83,6 +84,16 @@ def test_columns_are_judged_by_the_one_list():
         assert len(find_phi(query, identifying=is_identifying)) == found == int(is_identifying(column)), column
         assert column == "last_name" or find_phi(query) == []
         assert len(find_phi(json.dumps({column: "Zqx vwt"}), identifying=is_identifying)) == found
+
+
+def test_every_guard_outside_of_the_package_knows_the_columns(project_root):
+    def is_guard(node):
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("find_phi", "redact", "require_no_phi")
+
+    paths = [path for path in (project_root / "healthrag").rglob("*.py") if path.parent.name != "phi"]
+    calls = [(path.name, node) for path in paths for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if is_guard(node)]
+    assert {"served.py", "huggingface.py", "search.py", "encode.py"} <= {name for name, _ in calls}
+    assert [(name, node.lineno) for name, node in calls if "identifying" not in [k.arg for k in node.keywords]] == []
 
 
 def test_the_error_names_classes_and_not_the_text():
