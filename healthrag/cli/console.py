@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['printable', 'console', 'show_table', 'show_result', 'use_settings', 'names_of']
 
-# %% ../../nbs/72_cli.console.ipynb #310acfb8
-_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # commands to a terminal, and what turns the reading direction
+# %% ../../nbs/72_cli.console.ipynb #ab5aef76
+_TERMINAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # commands to a terminal, what turns the reading direction, halves of characters
 
 
 def printable(

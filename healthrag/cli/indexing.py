@@ -17,7 +17,11 @@ from .console import console
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/74_cli.indexing.ipynb #024a979d
+# %% ../../nbs/74_cli.indexing.ipynb #b3b43985
+_WHERE_USED = {  # option -> kinds of sources that it is about, which of them are meant
+    "tables": ({"database"}, "databases"), "bundle": ({"curated"}, "curated names"), "pages": ({"web"}, "web addresses"),
+    "allow_private": ({"web", "curated", "search"}, "web addresses, curated names and --search"),
+}  # fmt: skip
 _ROW_OPTIONS = ("tables", "key", "keys", "allow", "deny", "parents", "labels", "links", "schema", "most_rows")
 
 
@@ -34,11 +38,24 @@ def _reading(path: Path) -> dict[str, Any]:
     return told
 
 
+def _refuse_unused(sources: list[str], options: dict[str, Any], told: dict[str, Any], search: str | None, provider: str | None) -> None:
+    "Refuse what was said on the command line and would change nothing."
+    from healthrag.ingestion.sources import ReadOptions, given_sources
+
+    if provider is not None and search is None:
+        raise ValueError(f"--provider {provider} is about --search, which was not given; give both or neither")
+    kinds = {source.origin.partition(":")[0] for source in given_sources(sources, ReadOptions.of(options))} | ({"search"} if search is not None else set())
+    for name, (about, shown) in _WHERE_USED.items():
+        if told.get(name) is not None and not kinds & about:
+            option = "--" + {"tables": "table"}.get(name, name).replace("_", "-")
+            raise ValueError(f"{option} is about {shown}, and none is among the sources; leave it out or name one")
+
+
 def _ingest(
     sources: Annotated[list[str] | None, typer.Argument(help="Folders, files, web addresses, database URLs, or curated names")] = None,
     index: Annotated[str, typer.Option(help="Folder of the index, new or empty at first")] = "healthrag-index",
     store: Annotated[str | None, typer.Option(help="Vector store of a new index. See: healthrag ls stores")] = None,
-    url: Annotated[str | None, typer.Option(help="Where the store is, e.g. postgresql://user@host/database")] = None,
+    url: Annotated[str | None, typer.Option(help="Where the store is, e.g. postgresql://user@host/database; ask reads it from HEALTHRAG_PG_URL")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing")] = False,
     audit: Annotated[bool, typer.Option("--audit", help="Leave out documents that read like noise or boilerplate")] = False,
     pages: Annotated[int | None, typer.Option(help="Pages of a site at most")] = None,
@@ -49,10 +66,12 @@ def _ingest(
     bundle: Annotated[Path | None, typer.Option(help="Folder of pages kept by save_bundle, read instead of the web for curated names")] = None,
     search: Annotated[str | None, typer.Option(help="Also search the web for this; needs --provider")] = None,
     provider: Annotated[str | None, typer.Option(help="Web search provider, e.g. ddgs; off until named")] = None,
-) -> None:
+) -> int:
     """Read documents into an index, or bring an index up to date.
 
     Only what changed is encoded again, what vanished is deleted, and a reader sees the old index until the new one is whole.
+
+    Exit code 1 means that a source gave no document, for a reason that is printed; what the others gave is in the index.
 
     Examples:
 
@@ -63,13 +82,17 @@ def _ingest(
     [bold]healthrag ingest sqlite:///clinic.db --reading clinic.toml[/]
     """
     from healthrag.retrieval.update import ingest_command
+    from healthrag.storage.postgres import POSTGRES_URL
 
     told = {"pages": pages, "tables": table or None, "allow": allow or None, "allow_private": allow_private or None, "bundle": bundle}
     options = {**(_reading(reading) if reading else {}), **{name: value for name, value in told.items() if value is not None}}
+    _refuse_unused(sources or [], options, told, search, provider)
     done = ingest_command(
         sources or [], index=index, store=store, store_options={"url": url} if url else None, dry_run=dry_run, audit=audit, search=search,
         provider=provider, **options,
     )  # fmt: skip
     console().print(str(done))
     if not dry_run:
-        console().print(f'Ask it: healthrag ask "…" --index {shlex.quote(index)}', markup=False)
+        first = f"set {POSTGRES_URL} to the address that --url had, then: " if url else ""
+        console().print(f'Ask it: {first}healthrag ask "…" --index {shlex.quote(index)}', markup=False)
+    return 1 if done.failed else 0

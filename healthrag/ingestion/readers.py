@@ -184,19 +184,21 @@ def read_file(
     else:
         yield from read_data(data, form, name, **options)
 
-# %% ../../nbs/18_ingestion.readers.ipynb #14f5b26a
+# %% ../../nbs/18_ingestion.readers.ipynb #50edbfe3
 def folder_files(
     folder: Path | str,
     *,
     exclude: Sequence[str] = (),  # patterns of paths below the folder, such as "drafts/*" or "*.log"
+    omit: Path | str | None = None,  # a folder that is left out with all that is in it
     unreadable: Callable[[OSError], None] | None = None,  # told of folders that can't be listed; None: they are passed over
 ) -> Iterator[tuple[str, Path]]:  # (path below the folder with /, path)
     "Walk over a folder's files in a fixed order."
     root = Path(folder)
     if not root.is_dir():
         raise NotADirectoryError(f"{root} is not a folder; give one that exists")
+    omitted = Path(omit).resolve() if omit is not None else None
     for parent, folders, files in os.walk(root, onerror=unreadable):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and (omitted is None or Path(parent, f).resolve() != omitted))
         for file in sorted(f for f in files if not f.startswith(".")):
             path = Path(parent, file)
             below = path.relative_to(root).as_posix()
@@ -209,6 +211,7 @@ def read_folder(
     *,
     name: str | None = None,  # what comes before the path in the documents' names; None: the folder's name
     exclude: Sequence[str] = (),  # patterns of paths below the folder
+    omit: Path | str | None = None,  # a folder that is left out, such as that of an index
     max_bytes: int = FILE_BYTES,
     **options: Any,  # key, allow, deny: as in `read_data`
 ) -> Iterator[LabelledDocument | Skipped]:
@@ -216,7 +219,7 @@ def read_folder(
     root = Path(folder)
     name, resolved = name or root.resolve().name, root.resolve()
     failed: list[OSError] = []
-    for below, path in folder_files(root, exclude=exclude, unreadable=failed.append):
+    for below, path in folder_files(root, exclude=exclude, omit=omit, unreadable=failed.append):
         if path.is_symlink() and not path.resolve().is_relative_to(resolved):
             yield Skipped(f"{name}:{below}", "it is a link that leads out of the folder")
         else:

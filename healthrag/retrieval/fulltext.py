@@ -23,7 +23,7 @@ from ..storage.exact import Record, as_records
 # %% auto #0
 __all__ = ['FULLTEXT_HEADER', 'FullTextIndex', 'copy_fulltext']
 
-# %% ../../nbs/32_retrieval.fulltext.ipynb #1adfdff9
+# %% ../../nbs/32_retrieval.fulltext.ipynb #0ca7c9ca
 FULLTEXT_HEADER = "fulltext.json"
 _FORMAT, _VERSION = "healthrag-fulltext", 1
 _LONGEST_ID = 10_000  # [characters]
@@ -68,10 +68,9 @@ class FullTextIndex:
             if self.path.exists() and any(self.path.iterdir()):
                 raise ValueError("other files are in it")
             self.path.mkdir(parents=True, exist_ok=True)
-            made = tantivy.Index(fulltext_schema(), str(self.path))
-            with atomic_path(self.path / FULLTEXT_HEADER) as temporary:
+            with atomic_path(self.path / FULLTEXT_HEADER) as temporary:  # first, so that what a crash leaves can be told from a stranger's folder
                 temporary.write_text(json.dumps(header), encoding="utf-8")
-            return made
+            return tantivy.Index(fulltext_schema(), str(self.path))
         except NotADirectoryError:
             raise NotADirectoryError(f"{self.path} is a file; a full-text index is kept in a folder") from None
         except ValueError as error:
@@ -262,7 +261,7 @@ def copy_fulltext(
     "Make a copy that shares the files that never change, where the file system can."
     target = Path(target)
     target.mkdir(parents=True)
-    for path in sorted(source.iterdir()):
+    for path in sorted(source.iterdir(), key=lambda path: (path.name != FULLTEXT_HEADER, path.name)):  # the header first, as above
         if path.suffix == ".lock":
             continue
         try:

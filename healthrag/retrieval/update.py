@@ -32,7 +32,7 @@ from ..settings import get_settings
 __all__ = ['BATCH_CHUNKS', 'INDEX_CHUNKS_VERSION', 'index_chunks', 'row_strategy', 'update_index', 'ingest_to_index',
            'build_index', 'build_index_rag', 'ingest_command']
 
-# %% ../../nbs/36_retrieval.update.ipynb #d48e4655
+# %% ../../nbs/36_retrieval.update.ipynb #a86abdcc
 BATCH_CHUNKS = 256  # encoded and stored at once
 INDEX_CHUNKS_VERSION = 2  # raised when the same document would be cut or encoded differently
 
@@ -63,6 +63,7 @@ class _Update:
         self.documents = dict(self.before.documents)
         self.seen: dict[str, str] = {}  # key -> what became of it
         self.skipped: list[Skipped] = []
+        self.failed: list[str] = []  # origins that gave nothing but what was skipped
         self.read_whole: dict[str, list[str]] = {}  # origin -> what of it was skipped for the time being
         self.waiting: list[tuple[Chunk, str]] = []  # chunk, id in the store
         self.gone: list[str] = []  # ids in the store
@@ -70,13 +71,15 @@ class _Update:
 
     def read(self, source: IngestSource) -> None:
         "Take in what a source has."
-        protected = self.read_whole.setdefault(source.origin, [])
+        protected, kept, left_out = self.read_whole.setdefault(source.origin, []), len(self.seen), len(self.skipped)
         for item in read_source(source):
             if isinstance(item, Skipped):
                 self.skipped.append(item)
                 protected += [item.source] if item.temporary else []
             else:
                 self._take(item, source.origin)
+        if len(self.seen) == kept and len(self.skipped) > left_out:
+            self.failed.append(source.origin)
 
     def _take(self, document: SourceDocument, origin: str) -> None:
         key, kind = document_key(document), getattr(document, "metadata", {}).get("kind")
@@ -147,7 +150,7 @@ class _Update:
         total = sum(document.chunks for document in self.documents.values())
         added, changed, unchanged, deleted = (tuple(keys) for keys in named.values())
         skipped = tuple(self.skipped)
-        return IngestSummary(after.generation, added, changed, unchanged, deleted, skipped, self.new_chunks, total, self.dry_run)
+        return IngestSummary(after.generation, added, changed, unchanged, deleted, skipped, self.new_chunks, total, self.dry_run, tuple(self.failed))
 
 
 def _belongs(key: str, name: str) -> bool:  # is a document part of what was skipped?
@@ -189,7 +192,7 @@ def update_index(
             if not dry_run:
                 index.abandon()
 
-# %% ../../nbs/36_retrieval.update.ipynb #a6a3bfba
+# %% ../../nbs/36_retrieval.update.ipynb #9e05a3f4
 def ingest_to_index(
     index: KnowledgeIndex | Path | str | None = None,  # an index, or its folder; None: a new one in memory
     sources: Any = "curated",  # as in `ingest`: paths, addresses, databases, curated names, documents; None: none
@@ -209,7 +212,7 @@ def ingest_to_index(
     **options: Any,  # fields of `ReadOptions`
 ) -> KnowledgeIndex:  # `last_ingest` says what was done
     "Ingest sources into an index."
-    o = ReadOptions.of(options)
+    o = ReadOptions.of({"omit": index.path if isinstance(index, KnowledgeIndex) else index, **options})
     if docs is not None:
         documents = list(docs)
         chosen = [IngestSource("documents:", lambda: iter(documents))]

@@ -23,7 +23,7 @@ from .postgres import UNSTORABLE, PostgresConnections, holds_unstorable
 # %% auto #0
 __all__ = ['PG_INDEXES', 'PgVectorStore']
 
-# %% ../../nbs/29_storage.pgvector.ipynb #ed93c4b2
+# %% ../../nbs/29_storage.pgvector.ipynb #138cef2c
 PG_INDEXES = ("flat", "hnsw")
 _MOST = {"flat": 16_000, "hnsw": 2000}  # dimensions that pgvector takes in a column, and in a graph on float32
 
@@ -66,7 +66,7 @@ class PgVectorStore(StoreBase):
         if index == "hnsw":
             graph = PgGraph(neighbours, build_effort, max(exact_below, 1), f"{build_memory}MB")
             settings = [f"SET hnsw.ef_search = {effort}", "SET hnsw.iterative_scan = strict_order"]
-        self._connections = PostgresConnections(url, settings, at_least=(0, 8) if graph else (0, 5))  # 0.8 has iterative scans
+        self._connections = PostgresConnections(url, settings, at_least=(0, 8) if graph else (0, 5), create=create)  # 0.8 has iterative scans
         self.table = f"scratch_{uuid.uuid4().hex}" if table is None else table
         self._table = PgTable(self._connections, self.table, schema, self.dim, metric, graph=graph, scratch=table is None, create=create)
         self._end = weakref.finalize(self, self._table.drop if table is None else self._connections.close)
