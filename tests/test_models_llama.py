@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from healthrag.funsql import parse_julia
+from healthrag.funsql.nodes import Node
 from healthrag.models import llama
 from healthrag.models.llama import PINNED_RUNTIME, LlamaModel
 from healthrag.models.registry import get_model
@@ -28,7 +30,7 @@ def test_the_identity_holds_all_that_matters():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", [{"threads": 2}, {"seed": 1}, {"context": 2048}, {"temperature": 0.5}])
+@pytest.mark.parametrize("change", [{"threads": 2}, {"seed": 1}, {"context": 2048}, {"temperature": 0.5}, {"grammar": 'root ::= "a"'}])
 def test_any_change_makes_another_model(change):
     assert LlamaModel(SMALL, **change).identity() != LlamaModel(SMALL).identity()
 
@@ -131,6 +133,15 @@ def test_what_the_runtime_is_asked(monkeypatch):
     ]
 
 
+def test_a_grammar_is_asked_for_only_when_given():
+    grammar = 'root ::= "From(:person)"'
+    for model, extra in ((LlamaModel(SMALL, grammar=grammar), {"grammar": grammar}), (LlamaModel(SMALL, grammar=None), {})):
+        model._loaded = FakeEngine({"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}]})
+        model.generate(PROMPT, max_tokens=5)
+        (request,) = model._loaded.requests
+        assert {key: request[key] for key in request if key == "grammar"} == extra and ("grammar" in model.identity()) == bool(extra)
+
+
 # the real runtime
 
 pytestmark_live = [
@@ -164,6 +175,14 @@ def test_live_replies_are_the_same_in_any_order(small):
 def test_live_replies_say_what_they_cost(small):
     reply = small.generate(PROMPT, max_tokens=4)
     assert reply.completion_tokens == 4 and reply.finish_reason == "length" and reply.seconds > 0 and not reply.cached
+
+
+@live
+def test_live_a_grammar_holds_a_reply_to_the_language():
+    pytest.importorskip("xllamacpp")
+    with LlamaModel(SMALL, max_tokens=24, grammar='root ::= "From(:person)" (" |> Limit(" [0-9] ")")?') as model:
+        texts = [model.generate(PROMPT).text, "".join(model.stream(PROMPT))]
+        assert texts[0] == texts[1] and isinstance(parse_julia(texts[0]), Node)
 
 
 @live

@@ -68,11 +68,15 @@ def alternatives(names: Iterable[str]) -> str:
     "Write a choice of words, longer ones first."
     return " | ".join(f'"{name}"' for name in sorted(names, key=lambda name: (-len(name), name)))
 
-# %% ../../nbs/19_funsql.grammar.ipynb #3c69e8c4
+# %% ../../nbs/19_funsql.grammar.ipynb #cde7ec0c
 def gbnf(
     catalog: Any = None,  # a Catalog or a dict of table -> columns: no other tables, and so no names of With; None: any name
 ) -> str:
-    "Write the grammar of the Julia form for constrained decoding."
+    """Write the grammar of the Julia form for constrained decoding.
+
+    It is GBNF, as llama.cpp reads it: `LlamaModel("qwen2.5-coder-0.5b", grammar=gbnf(cdm.catalog))` in this process, the field `grammar` of a
+    request to a llama.cpp server, `--grammar-file` of its command line, `LlamaGrammar.from_string` of llama-cpp-python.
+    """
     tables = list(catalog.to_dict() if hasattr(catalog, "to_dict") else catalog or [])
     table = f"table ::= {alternatives(tables)}" if tables else "table ::= name"
     return "\n".join([
