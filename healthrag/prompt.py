@@ -96,7 +96,7 @@ def as_data(
     "Disarm what could pass for the prompt's own structure."
     return disarm(text, headings=(template.context_header, template.question_header, template.answer_cue), label=template.chunk_label)
 
-# %% ../nbs/40_prompt.ipynb #26e62f8c
+# %% ../nbs/40_prompt.ipynb #14d27af3
 def format_context(
     template: PromptTemplate,
     hits: Iterable[Any],  # best first: `Hit`s, `Chunk`s, or plain strings
@@ -111,8 +111,8 @@ def format_context(
 class _Block:
     "Chunks admitted so far, under a test of the whole block's text."
 
-    def __init__(self, template: PromptTemplate, fits: Callable[[str], bool]):
-        self.template, self.fits = template, fits
+    def __init__(self, template: PromptTemplate, fits: Callable[[str], bool], whole: bool = False):
+        self.template, self.fits, self.whole = template, fits, whole
         self.text, self.hits = "", list[Any]()
 
     def admit(self, hit: Any) -> bool:  # True when the chunk is shown
@@ -122,7 +122,7 @@ class _Block:
             return False
         before = f"{self.text}{self.template.separator if self.hits else ''}{head}\n"
         if not self.fits(before + body):
-            if self.hits or not (body := _cut(before, body, self.fits)):
+            if self.hits or self.whole or not (body := _cut(before, body, self.fits)):
                 return False
         self.text = before + body
         self.hits.append(hit)
@@ -167,7 +167,7 @@ def _cut(before: str, body: str, fits: Callable[[str], bool]) -> str:  # "" when
         low -= 1
     return f"{body[:low].rstrip()}…" if low else ""
 
-# %% ../nbs/40_prompt.ipynb #f0462e34
+# %% ../nbs/40_prompt.ipynb #2f74c81b
 def build_prompt(
     question: str,  # in plain words, not blank
     hits: Iterable[Any] = (),  # what was retrieved, best first within a kind
@@ -177,6 +177,7 @@ def build_prompt(
     examples: Literal["turns", "text"] = "turns",  # how worked examples are shown
     max_tokens: int | None = None,  # budget of what is retrieved [tokens]; None: `context_tokens` of the settings
     count_tokens: Callable[[str], int] | None = None,  # None: `estimate_tokens`
+    whole: bool = False,  # True: a first chunk that is longer than the whole budget is left out as well, and not cut
 ) -> Prompt:
     "Build the prompt for a question with what was retrieved for it."
     template = template or _template(target)
@@ -191,7 +192,7 @@ def build_prompt(
     shots = _admitted_examples(kinds["example"], target, room, count, template)
     spent = sum(count(text) for _, *turn in shots for text in turn)
     concepts, lines = _admitted_concepts(kinds["concept"], template, budget - spent, count)
-    block = _Block(template, lambda text: len(lines + text) <= template.max_context_chars and count(lines + text) <= budget - spent)
+    block = _Block(template, lambda text: len(lines + text) <= template.max_context_chars and count(lines + text) <= budget - spent, whole)
     for chunk in kinds["chunk"]:
         block.admit(chunk)
 

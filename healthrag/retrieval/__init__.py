@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/30_retrieval.ipynb #eeae1c11
+# %% ../../nbs/30_retrieval.ipynb #2278b1cc
 from ..lazy import lazy_exports
 
 __getattr__, __dir__ = lazy_exports(
     __name__, (
      "lexical", "exact_terms", "fuse", "textfilter", "textview", "fulltext", "hybrid", "concept_names", "concept_spots", "concepts",
      "schema", "grounding", "token_chunk", "generations", "generations_text", "index", "update", "focus", "prepare", "rerank", "gate", "reliability", "calibrate",
-     "expand", "encode", "admission", "dedupe", "cut", "trace", "sides", "pipeline",
+     "expand", "encode", "admission", "dedupe", "cut", "trace", "sides", "pipeline", "search",
     )
 )  # fmt: skip
