@@ -1,5 +1,6 @@
-"Texts that try to leave the language end in a FunSQLError, quickly."
+"Texts that try to leave the language end in a FunSQLError, in less than a second of the processor."
 
+import time
 import warnings
 
 import pytest
@@ -8,6 +9,7 @@ from healthrag.funsql import FunSQLError, parse_julia, parse_python, query_from_
 
 pytestmark = pytest.mark.timeout(300, func_only=True)  # what is refused is refused soon; what runs away never ends
 
+SECONDS = 1.0  # of the processor, which other work on the machine does not use up; a refusal takes less than a third
 CATALOG = {"person": ["person_id", "year_of_birth", "name"], "visit": ["visit_id", "person_id"]}
 FROM = "From(:person) |> "
 
@@ -60,10 +62,25 @@ ILL_FORMED = [
 JULIA = NOT_FUNSQL + NOT_ALLOWED + TEMPLATES + SIZES + LOOK_ALIKES + ILL_FORMED
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded():
+    "What is loaded with the first query counts for none of them."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        render(parse_julia("From(:person) |> Filter(Get.person_id .> 1)", lenient=True), CATALOG)
+    render(parse_python("From('person')"), CATALOG)
+    render(query_from_dict({"node": "From", "source": "person"}), CATALOG)
+
+
 def refused(read, *args) -> None:
-    with pytest.raises(FunSQLError) as caught:
-        render(read(*args), CATALOG)
-    assert str(caught.value)
+    spent: list[float] = []
+    while len(spent) < 3 and min(spent, default=SECONDS) >= SECONDS:  # once more, should a busy machine have slowed it down
+        started = time.process_time()
+        with pytest.raises(FunSQLError) as caught:
+            render(read(*args), CATALOG)
+        spent.append(time.process_time() - started)
+        assert str(caught.value)
+    assert min(spent) < SECONDS
 
 
 @pytest.mark.parametrize("text", JULIA, ids=lambda text: ascii(text)[:40])
