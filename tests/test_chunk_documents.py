@@ -90,6 +90,7 @@ def test_provenance_is_cut_by_characters():
 
 @pytest.mark.parametrize("make", [
     lambda: RecursiveChunk(max_length=0), lambda: RecursiveChunk(max_length=True), lambda: RecursiveChunk(separators=("",)),
+    lambda: RecursiveChunk(separators="ab"), lambda: RecordChunk(fields="ab", labels="ab"),
     lambda: HeaderChunk(min_level=0), lambda: HeaderChunk(max_level=7), lambda: HeaderChunk(5, 4), lambda: HeaderChunk(max_length=0),
     lambda: RecordChunk(fields=("a",)), lambda: RecordChunk(fields=(), labels=()), lambda: FixedSizeChunk(64, 64),
     lambda: FixedSizeChunk(0), lambda: FixedSizeChunk(4, -1), lambda: FixedSizeChunk(4.0, 1), lambda: FixedSizeChunk(4, 1, tail="x"),
@@ -146,6 +147,7 @@ def test_the_combined_file(tmp_path):
 def test_files_are_left_out_by_pattern_and_by_size(folder, caplog):
     (folder / "big.md").write_text("x" * 1000)
     found = collect_files_with_extensions(folder, "md", exclude=["sub/*"], max_bytes=500)
+    assert collect_files_with_extensions(folder, "md", exclude="sub/*", max_bytes=500) == found  # one pattern needs no list
     assert [path.name for path in found] == ["a.md", "b.MD"] and "big.md has 1000 bytes, more than 500" in caplog.text
 
 

@@ -358,7 +358,7 @@ def test_files_are_downloaded_with_the_real_client(hub, tmp_path):
     assert all(SECRET not in path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("model", ["x/y", "not a model", "", "a/../b"])
+@pytest.mark.parametrize("model", ["x/y", "not a model", "", "a/../b", None, 5])
 def test_loading_never_throws(hub, tmp_path, model):
     for action in ("always", "error"):
         with warnings.catch_warnings(record=True) as caught:

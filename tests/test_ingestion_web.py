@@ -480,7 +480,7 @@ def bundle(site, tmp_path):
 
     site.pages["/guide.md"] = ("text/markdown", b"# Guide\n" + b"Bleeding is coded in SNOMED. " * 20)
     site.pages["/more.html"] = ("text/html; charset=latin-1", "<main><h1>Caf\u00e9</h1><p>Transfusion follows bleeding.</p></main>".encode("latin-1"))
-    registry = {"guide": [site.url("/guide.md"), site.url("/404/")], "more": [site.url("/more.html")]}
+    registry = {"guide": [site.url("/guide.md"), site.url("/404/")], "more": site.url("/more.html")}  # one address needs no list
     lost = save_bundle(tmp_path / "bundle", registry=registry, fetch={"allow_private": True, "attempts": 1})
     assert len(lost) == 1 and "/404/" in lost[0].source
     return tmp_path / "bundle", registry

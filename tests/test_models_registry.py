@@ -257,7 +257,8 @@ def test_registering_nothing_changes_nothing():
     ("arguments", "provider"),
     [
         (("ollama",), "ollama"), (("huggingface",), "hf"), (("OllamaSchema",), "ollama"), (("HuggingFaceOpenAISchema",), "hf"),
-        (("OpenAISchema",), "openai"), ((None, "hf:a/b"), "hf"), ((None, "HF:a/b"), "hf"), ((None, "org/hf-model"), "ollama"),
+        (("OpenAISchema",), "openai"), ((None, "hf:a/b"), "hf"), ((None, "HF:a/b"), "hf"), ((None, "org/hf-model"), "hf"),
+        ((None, "my-HF-model"), "hf"), ((None, "ollama:my-hf-model"), "ollama"),
         ((None, "hf-model"), "hf"), ((None, "my-huggingface-model"), "hf"), ((None, "hf/x"), "hf"), ((None, "llama3.2"), "ollama"),
         ((None, "llama:x"), "llama"), ((None, None), "ollama"),
     ],

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 __all__ = ['CHUNK_SEPARATORS', 'ChunkStrategy', 'RecursiveChunk', 'HeaderChunk', 'RecordChunk', 'FixedSizeChunk',
            'default_strategy', 'chunk_document', 'render_provenance', 'chunk_provenance']
 
-# %% ../../nbs/17_ingestion.chunk.ipynb #7b624b7a
+# %% ../../nbs/17_ingestion.chunk.ipynb #c7b82b62
 def _span_chunk(text: str, start: int, end: int, headings: tuple[str, ...] = ()) -> Chunk | None:  # None when blank
     body = text[start:end]
     if not body.strip():
@@ -57,9 +57,9 @@ class RecursiveChunk:
 
     def __post_init__(self):
         _whole("max_length", self.max_length, 1)
-        object.__setattr__(self, "separators", tuple(self.separators))
         if isinstance(self.separators, str) or not all(isinstance(s, str) and s for s in self.separators):
-            raise ValueError("separators are non-empty texts")
+            raise ValueError(f"separators is {self.separators!r}; give a list of non-empty texts, best first")
+        object.__setattr__(self, "separators", tuple(self.separators))
 
     def chunk(self, text: str) -> list[Chunk]:
         return _section_chunks(text, document_sections(text), self.max_length, self.separators)
@@ -87,7 +87,7 @@ def _section_chunks(text: str, sections: Sequence[TextSection], limit: int, sepa
     spans = ((span, s.headings) for s in sections for span in split_section(text, s, limit, separators))
     return [chunk for (start, end), headings in spans if (chunk := _span_chunk(text, start, end, headings))]
 
-# %% ../../nbs/17_ingestion.chunk.ipynb #2a476743
+# %% ../../nbs/17_ingestion.chunk.ipynb #bbdb416a
 @dataclass(frozen=True)
 class RecordChunk:
     "One chunk per JSON line, as lines `Label: value`."
@@ -96,7 +96,9 @@ class RecordChunk:
 
     def __post_init__(self):
         for name in ("fields", "labels"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            if isinstance(given := getattr(self, name), str):
+                raise ValueError(f"{name} is {given!r}; give a list of names")
+            object.__setattr__(self, name, tuple(given))
         if len(self.fields) != len(self.labels) or not self.fields:
             raise ValueError(f"{len(self.fields)} fields and {len(self.labels)} labels; give one label per field")
 

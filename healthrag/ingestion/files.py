@@ -23,12 +23,12 @@ from ..settings import resource
 __all__ = ['collect_files_with_extensions', 'write_combined_file', 'combined_manifest_path', 'document_title',
            'load_grounding_docs', 'load_funsql_examples']
 
-# %% ../../nbs/18_ingestion.files.ipynb #bb6a687f
+# %% ../../nbs/18_ingestion.files.ipynb #67107e9e
 def collect_files_with_extensions(
     directory: Path | str,
     extensions: str | Sequence[str],  # with or without the dot, any case: ".md", "SQL"
     *,
-    exclude: Sequence[str] = (),  # patterns of paths below the folder, such as "drafts/*" or "*.min.md"
+    exclude: str | Sequence[str] = (),  # patterns of paths below the folder, such as "drafts/*" or "*.min.md"
     max_bytes: int | None = None,  # larger files are left out, and a warning names them; None: any size
 ) -> list[Path]:  # full paths; a folder's files before its subfolders', both sorted by name
     "Find files below a folder by how their names end."
@@ -37,11 +37,12 @@ def collect_files_with_extensions(
         raise NotADirectoryError(f"{root} is not a folder")
     wanted = [extensions] if isinstance(extensions, str) else list(extensions)
     endings = tuple(f".{ending.lower().lstrip('.')}" for ending in wanted if ending.strip("."))
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude)
     found = []
     for folder, folders, files in os.walk(root):  # links to folders are not followed
         folders.sort()
         found += [Path(folder, name) for name in sorted(files) if endings and name.lower().endswith(endings)]
-    kept = [path for path in found if path.is_file() and not any(fnmatch.fnmatch(path.relative_to(root).as_posix(), pattern) for pattern in exclude)]
+    kept = [path for path in found if path.is_file() and not any(fnmatch.fnmatch(path.relative_to(root).as_posix(), pattern) for pattern in patterns)]
     return [path for path in kept if _small_enough(path, max_bytes)]
 
 

@@ -189,7 +189,7 @@ def _robots(start: str, fetch: Mapping[str, Any]) -> Any:  # None when the site 
     rules.parse(page.body.decode("utf-8", "replace").splitlines())
     return rules
 
-# %% ../../nbs/18_ingestion.web.ipynb #2a7d6ccd
+# %% ../../nbs/18_ingestion.web.ipynb #606edf86
 _RAW = "https://raw.githubusercontent.com"
 CURATED_SOURCES: dict[str, list[str]] = {
     "JuliaHealth": [
@@ -202,10 +202,19 @@ CURATED_SOURCES: dict[str, list[str]] = {
 }
 
 
+def _addresses(
+    name: str,
+    registry: Mapping[str, str | Sequence[str]],  # name -> its addresses, or its only one
+) -> list[str]:  # none of a name that is not there
+    "List the addresses of a curated source."
+    found = registry.get(name, ())
+    return [found] if isinstance(found, str) else list(found)
+
+
 def read_curated(
     names: str | Iterable[str] | None = None,  # None: all
     *,
-    registry: Mapping[str, Sequence[str]] | None = None,  # None: CURATED_SOURCES
+    registry: Mapping[str, str | Sequence[str]] | None = None,  # None: CURATED_SOURCES
     min_length: int = WEB_LENGTH,  # [characters]
     fetch: Mapping[str, Any] | None = None,  # timeout, max_bytes, allow_private, attempts: as in `fetch_page`
 ) -> Iterator[LabelledDocument | Skipped]:
@@ -214,7 +223,7 @@ def read_curated(
     for name in [names] if isinstance(names, str) else known if names is None else names:
         if name not in known:
             yield Skipped(name, f"it is not a curated source; known: {', '.join(sorted(known))}")
-        for url in known.get(name, ()):
+        for url in _addresses(name, known):
             try:
                 yield from read_page(url, name, min_length=min_length, fetch=fetch)
             except ValueError as error:
@@ -226,7 +235,7 @@ def fetch_curated(
     *,
     timeout: float = FETCH_TIMEOUT,  # [s] a page
     min_length: int = WEB_LENGTH,  # [characters]
-    registry: Mapping[str, Sequence[str]] | None = None,  # None: CURATED_SOURCES
+    registry: Mapping[str, str | Sequence[str]] | None = None,  # None: CURATED_SOURCES
     allow_private: bool | Collection[str] = False,
 ) -> list[LabelledDocument]:
     "Fetch curated sources; what fails is a warning."

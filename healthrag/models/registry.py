@@ -225,7 +225,7 @@ def pull_model(name: str, **options: Any) -> Path | None:  # the weights file of
         return None
     raise ValueError(f"{name} has no weights to fetch; llama: and ollama: models have")
 
-# %% ../../nbs/43_models.registry.ipynb #0db5b6d9
+# %% ../../nbs/43_models.registry.ipynb #7b017cf5
 def get_schema(
     schema_name: str | None = None,  # a provider, or an old name for one ("OllamaSchema"); None: go by the model's name
     model: str | None = None,  # a model's name
@@ -243,7 +243,7 @@ def get_schema(
     provider = _ALIASES.get(text.partition(":")[0], text.partition(":")[0])
     if provider in CHAT_PROVIDERS:
         return provider
-    return "hf" if text.startswith("hf-") or "huggingface" in text or "hf/" in text else "ollama"
+    return "hf" if any(part in text for part in ("huggingface", "hf/", "hf-")) else "ollama"
 
 
 @dataclass(frozen=True)
