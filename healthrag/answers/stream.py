@@ -63,7 +63,7 @@ def talk_reply(
         return "\n".join([*lines, *(["You asked:", *asked] if asked else [])])
     return _TALK_REPLIES.get(found.intent or "greeting", _TALK_REPLIES["no_history"])
 
-# %% ../../nbs/59_answers.stream.ipynb #cb9adbdf
+# %% ../../nbs/59_answers.stream.ipynb #9e82e439
 _NO_ROOM = "no passage fits the budget"
 
 
@@ -95,6 +95,8 @@ def _accepted(result: Any, prepared: PreparedQuestion, gate: Any) -> _Found:
     kept = next((one for one in (result, inner) if hasattr(one, "trace")), None)
     if problem := str(getattr(result, "problem", "")):
         return _Found((), problem, degraded, kept)
+    if kept is not None and any(stage.name == "filter" and not stage.kept for stage in kept.trace.stages):
+        return _Found((), "the filter lets no passage through", degraded, kept)
     if verdict is not None and not verdict.passed:
         return _Found((), str(verdict.reason) or "the gate refused", degraded, kept)
     no_room = kept is not None and any(passage.left == "expand" for passage in kept.trace.passages.values())
