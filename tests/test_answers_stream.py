@@ -5,6 +5,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ from healthrag.models.stream import ReplyStream
 from healthrag.models.weights import find_weights
 from healthrag.phi.find import PHIError
 from healthrag.records import Chunk, Hit, Message, Recollection, Reply
+from healthrag.retrieval.admission import Admission, admission_for
 from healthrag.retrieval.gate import Gate
 from healthrag.retrieval.hybrid import hybrid_index
 from healthrag.retrieval.lexical import LexicalIndex
@@ -146,6 +148,26 @@ def test_only_what_was_shown_can_be_cited():
     assert 1 <= len(shown) < 3 and (one(events, VerifyEvent).citations.overflow == (2,)) == (len(shown) < 2)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_passage_is_shown_whole_or_not_at_all(order):
+    "What is checked is what the model saw: a claim from the end of a text that did not fit is supported by nothing."
+    long = Hit("long", "Seen daily, no change. " * 650 + "Discharged on warfarin.", 0.95)
+    found = lambda question, k, filters: [long, PASSAGES[0]][::order]
+    events = list(stream_answer(found, QUESTION, model=says("Discharged on warfarin [1]."), context_tokens=100, verify=True))
+    done = one(events, DoneEvent).answer
+    assert [hit.id for hit in done.sources] == ["notes:1"] and done.verification.state == "unsupported" and "Seen daily" not in done.prompt.user
+    assert one(events, CitationsEvent).degraded == ("1 of 2 passages, which do not fit the prompt",)
+    alone = answer(lambda question, k, filters: [long], QUESTION, model=forbidden, context_tokens=100)
+    assert alone.refused == "no passage fits the budget" and alone.sources == ()
+    whole = answer(lambda question, k, filters: [long], QUESTION, model=says("Discharged on warfarin [1]."), context_tokens=10_000, verify=True)
+    assert long.text in whole.prompt.user and whole.verification.state == "supported"
+
+
+def test_a_quoted_passage_begins_where_it_was_found():
+    grown = Hit("a", "Before it.\nHemoglobin was 7.2 g/dL.", 1.0, metadata={"expanded": {"ids": ["x", "a"], "found": [11, 35]}})
+    assert quote_best(answer_prompt(QUESTION, [grown])).text == "Hemoglobin was 7.2 g/dL. [1]"
+
+
 # refusals
 
 
@@ -222,6 +244,96 @@ def test_a_real_record_search_answers():
         assert found.ok and found.sources[0].id == "notes:1"
     with RecordSearch(hybrid, gate=Gate("rrf", 9.0)) as search:
         assert answer(search, QUESTION, model=forbidden).sources == ()
+
+
+def records(**options):
+    hybrid = hybrid_index("local")
+    hybrid.add([Chunk(hit.text, hit.metadata) for hit in PASSAGES[:2]], ids=[hit.id for hit in PASSAGES[:2]])
+    return RecordSearch(hybrid, **options)
+
+
+def test_a_record_search_prepares_itself_and_its_trace_is_kept(talk):
+    talk.add(Message("user", QUESTION), Message("assistant", "7.2 g/dL [1]."))
+    with records() as search:
+        events = list(stream_answer(search, "Was she on warfarin?", model=says("x [1]"), conversation=talk))
+        kept = one(events, DoneEvent).answer.retrieval
+        assert [stage.name for stage in kept.trace.stages][:2] == ["wait", "prepare"]
+        assert kept.prepared == one(events, RoutedEvent).prepared and kept.prepared.standalone == "Was patient 17 on warfarin?" and kept.prepared.how == "focus"
+        refused = answer(search, "x", model=forbidden, filters={"source": "nowhere"})
+        assert refused.refused == "the filter lets no passage through" and [stage.kept for stage in refused.retrieval.trace.stages if stage.name == "filter"] == [0]
+    assert answer(index, QUESTION, model=says()).retrieval is None
+
+
+def test_the_rolling_summary_reaches_what_prepares(talk):
+    for i in range(7):
+        talk.add(Message("user", f"q{i}"), Message("assistant", f"a{i}"))
+    assert talk.compact(says("It is about patient 17."))
+    seen = []
+    own = lambda question, *, history, summary: seen.append(("own", len(history), summary)) or PreparedQuestion(question, question, (question,), "model")
+    with records(prepare=own) as search:
+        answer(search, "Was she on warfarin?", model=says("x [1]"), conversation=talk)
+        rewrite = lambda prompt: seen.append(("rewrite", "It is about patient 17." in prompt.user)) or "STANDALONE: Was patient 17 on warfarin?"
+        found = answer(search, "Was she on warfarin?", model=says("x [1]"), conversation=talk, rewrite=rewrite)
+    assert seen == [("own", 8, "It is about patient 17."), ("rewrite", True)] and found.retrieval.prepared.standalone == "Was patient 17 on warfarin?"
+
+
+@pytest.mark.parametrize("part", ["prepare", "rewrite"])
+def test_preparing_is_given_up_in_time(part):
+    release = threading.Event()
+    late = lambda *_, **__: release.wait(60) and "STANDALONE: x"
+    with records(deadline=6.0, **({"prepare": late} if part == "prepare" else {})) as search:
+        events = list(stream_answer(search, "How is bowel bleeding treated?", model=says("x [1]"), generation=Admission(2), **({"rewrite": late} if part == "rewrite" else {})))
+        assert one(events, CitationsEvent).degraded == ("prepare: LateError: not done in time",) and one(events, RoutedEvent).prepared.how == "as asked"
+        assert one(events, DoneEvent).answer.sources
+        release.set()
+
+
+def test_models_write_one_at_a_time():
+    inside, most, lock, lane = [0], [], threading.Lock(), Admission(1, wait=60)
+
+    def model(prompt):
+        with lock:
+            inside[0] += 1
+            most.append(inside[0])
+        time.sleep(0.01)
+        with lock:
+            inside[0] -= 1
+        return "7.2 g/dL [1]"
+
+    ask = lambda: answer(index, "And how is it treated?", model=model, rewrite=model, verify=model, generation=lane)
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1} and len(most) >= 24 and lane.inside == 0
+
+
+def test_who_waits_for_a_model_in_vain_is_told_and_a_stream_gives_its_slot_back():
+    lane = Admission(1, wait=0)
+    events = stream_answer(index, QUESTION, model=Pieces("It was ", "7.2 [1]."), generation=lane)
+    while not isinstance(next(events), TokenEvent):
+        pass
+    last = list(stream_answer(index, QUESTION, model=says(), generation=lane))[-1]
+    assert isinstance(last, ErrorEvent) and last.kind == "busy" and "generation" in last.message
+    assert answer(index, QUESTION, model="quote", generation=lane).ok  # no model writes
+    events.close()
+    assert lane.inside == 0 and answer(index, QUESTION, model=says(), generation=lane).ok
+    with pytest.raises(TimeoutError):
+        answer(index, QUESTION, model=Pieces("It ", fails=TimeoutError("slow")), generation=lane)
+    assert lane.inside == 0
+
+
+def test_the_process_has_one_slot_for_models():
+    with admission_for("generation").enter("a test"):
+        seen = []
+        threads = [threading.Thread(target=lambda: seen.append(answer(index, QUESTION, model=says()).ok))]
+        threads[0].start()
+        while not admission_for("generation").waiting:
+            time.sleep(0.001)
+        assert seen == []
+    threads[0].join()
+    assert seen == [True]
 
 
 # memory is continuity
@@ -407,8 +519,6 @@ def test_what_fails_is_an_error_event_and_an_error_when_collected(error, kind):
 
 
 def test_being_busy_is_told():
-    from healthrag.retrieval.admission import Admission
-
     admission = Admission(1, 0)
 
     def search(question, k, filters):
