@@ -41,7 +41,7 @@ def resource(*parts: str) -> Path:  # e.g. ("grounding", "omop_cdm_schema.md")
     looked = " or ".join(str(place.joinpath(*parts)) for place in places) or "no checkout and no installed package"
     raise FileNotFoundError(f"{'/'.join(parts)} not found (looked in {looked}); reinstall healthrag or run from a checkout")
 
-# %% ../nbs/01_settings.ipynb #523020df
+# %% ../nbs/01_settings.ipynb #192138a8
 def default_cache_dir() -> Path:
     "Where models and databases are kept between runs: `$XDG_CACHE_HOME/healthrag`, else `~/.cache/healthrag`."
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -88,6 +88,7 @@ def settings_class() -> type[BaseSettings]:
         max_tokens: int = Field(256, ge=1, description="longest reply")
         context_tokens: int = Field(900, ge=50, description="budget for retrieved context in a prompt")
         k: int = Field(3, ge=0, le=50, description="worked examples shown")
+        phi: Literal["refuse", "redact", "allow"] = Field("refuse", description="what to do with a text for a hosted service that identifies a person")
         replies: Literal["off", "read", "write", "only-read"] = Field("write", description="use of recorded replies")
         replies_dir: Path | None = Field(None, description="recorded replies; None: the cache")
         row_limit: int = Field(10_000, ge=1, description="rows a query may return")

@@ -163,3 +163,24 @@ def test_a_full_disk_says_what_to_do():
         full.write("x" * 100_000)
         full.flush()
     assert _one_line(caught.value) == "No space left on device; free some space there, or name a folder on another disk, then run the command again"
+
+
+@pytest.mark.parametrize("command", [["ask", "How is Ada Byron, MRN 0012345, treated?", "--model", "openai:x"], ["ingest", "notes", "--index", "i"]])
+def test_what_may_leave_the_machine_is_chosen_on_the_command_line(work, capsys, monkeypatch, command):
+    (work / "notes" / "a.md").write_text("# Ada Byron\n\nAda Byron, MRN 0012345, wheezes.\n")
+    for name, value in (("OPENAI_BASE_URL", "https://away.invalid/v1"), ("OPENAI_API_KEY", "k"), ("OLLAMA_HOST", "http://away.invalid:9"), ("HEALTHRAG_REPLIES", "off")):
+        monkeypatch.setenv(name, value)
+    if command[0] == "ingest":
+        monkeypatch.setenv("HEALTHRAG_EMBEDDING_PROVIDER", "ollama")
+        monkeypatch.setenv("HEALTHRAG_EMBEDDING_MODEL", "nomic-embed-text")
+    for policy in ("refuse", "redact", "allow"):
+        assert main([*command, "--phi", policy]) != 0  # no such server
+        shown = capsys.readouterr()
+        assert ("(--phi redact) to take it out" in shown.err + shown.out) == (policy == "refuse")
+    assert main([*command, "--phi", "maybe"]) == 2 and "'refuse', 'redact' or 'allow'" in capsys.readouterr().err
+
+
+def test_mode_is_not_passed_over_for_an_index(work, capsys):
+    ingest_to_index(work / "i", work / "notes").close()
+    assert main(["ask", "How is asthma treated?", "--index", "i", "--model", "quote", "--mode", "zero_shot"]) == 2
+    assert "--mode zero_shot is about questions to a database" in capsys.readouterr().err

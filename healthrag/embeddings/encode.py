@@ -152,7 +152,7 @@ def embedding_cache() -> EmbeddingCache:
 def _key(identity: str, text: str) -> str:
     return hashlib.sha256(f"{identity}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
-# %% ../../nbs/24_embeddings.encode.ipynb #4b9cb208
+# %% ../../nbs/24_embeddings.encode.ipynb #d965d48f
 def embed(
     texts: str | Sequence[str],  # at least one
     name: str | None = None,  # a key of EMBEDDING_MODELS; None: the settings' embedding_model
@@ -164,11 +164,12 @@ def embed(
     cache: bool | EmbeddingCache = True,  # True: the settings' cache; False: compute everything
     batch_size: int = 64,  # texts a request
     client: Any = None,  # an `ollama.Client` or `huggingface_hub.InferenceClient`; None: a default one
-    phi: PHIPolicy = "refuse",  # for a provider elsewhere: what to do with a text that identifies a person ("redact", "allow")
+    phi: PHIPolicy | None = None,  # for a provider elsewhere: what to do with a text that identifies a person; None: the settings'
 ) -> npt.NDArray[np.float32]:  # (n, dim)
     "Turn texts into vectors."
     wanted = _check_texts(texts)
     settings = get_settings()
+    policy: PHIPolicy = settings.phi if phi is None else phi
     model = embedding_model(name or settings.embedding_model)
     provider = provider or settings.embedding_provider
     ref = embedding_ref(model.name, provider=provider)
@@ -177,16 +178,16 @@ def embed(
     wanted = [_prefix(model, task) + text for text in wanted]
     if provider == "local":
         if model.name != LOCAL_EMBEDDING_MODEL:
-            hint = f"use {LOCAL_EMBEDDING_MODEL!r}, or provider='ollama', 'huggingface' or 'openai'"
+            hint = f"use {LOCAL_EMBEDDING_MODEL!r}, or provider='ollama', 'huggingface' or 'openai' (HEALTHRAG_EMBEDDING_PROVIDER)"
             raise ValueError(f"{model.name} does not run locally; {hint}")
         encoder = local_encoder(backend)
         identity, compute = encoder.identity, cast(_Compute, encoder.encode)
     else:
-        check_phi_policy(phi)
-        if phi == "redact":  # before the cache, whose key must be what was embedded
+        check_phi_policy(policy)
+        if policy == "redact":  # before the cache, whose key must be what was embedded
             wanted = [redact(text, identifying=is_identifying) for text in wanted]  # as the provider's call would, which finds nothing more
         place = f"@{without_login(_openai_base())}" if provider == "openai" else ""  # servers may give a name to different models
-        identity, compute = f"{model.name}/{provider}/{ref}{place}", lambda batch: _REMOTE[provider](batch, ref, client, phi)
+        identity, compute = f"{model.name}/{provider}/{ref}{place}", lambda batch: _REMOTE[provider](batch, ref, client, policy)
     store = embedding_cache() if cache is True else cache or None
     rows = _through_cache(wanted, identity, compute, model.dim, store, batch_size)
     return unit_rows(rows).astype(np.float32) if normalize and provider != "local" else rows

@@ -103,7 +103,7 @@ def _connected(url: str) -> Iterator[tuple[sa.Connection, sa.URL]]:
     finally:
         engine.dispose()
 
-# %% ../../nbs/18_ingestion.databases.ipynb #235ba5b9
+# %% ../../nbs/18_ingestion.databases.ipynb #61b6bd3e
 @dataclass(frozen=True)
 class TablePlan:
     "What is read of one table."
@@ -218,7 +218,7 @@ def _plan_table(table: sa.Table, name: str, selected, key, permission: dict[str,
         )
     problem = ""
     if not key:
-        problem = f"it has no primary key to page by; name one with keys={{{table.name!r}: 'column'}}"
+        problem = f"it has no primary key to page by; name one with keys={{{table.name!r}: 'column'}}, or under [keys] in the TOML file of --reading"
     elif denied := permitted_of(table.name, key, **permission).denied:
         problem = f"its key {denied[0]} is identifying and would name every document; give another in keys, or name it in allow"
     binary = tuple(c for c in choice.kept if isinstance(table.columns[c].type, sqlalchemy.types.LargeBinary))

@@ -43,7 +43,7 @@ class FetchedPage:
     truncated: bool = False  # True: cut at the cap
     redirects: tuple[str, ...] = ()  # addresses on the way
 
-# %% ../../nbs/18_ingestion.fetch.ipynb #da7d73f2
+# %% ../../nbs/18_ingestion.fetch.ipynb #dd3c4430
 _NOT_PUBLIC = tuple(map(ipaddress.ip_network, (  # global by their form, and no web server of a stranger
     "168.63.129.16/32",  # the host of a virtual machine in Azure
     "192.88.99.0/24",  # 6to4 relays (deprecated by RFC 7526)
@@ -114,7 +114,7 @@ def resolve_public(
     if not allowed and (private := [a for a in addresses if not is_public_address(a)]):
         raise PermissionError(
             f"{host} is at {private[0]}, which is not a public address; it was not contacted. "
-            f'If it is meant, say so with allow_private=["{host}:{port}"]'
+            f'If it is meant, say so with --allow-private {host}:{port}, or allow_private=["{host}:{port}"]'
         )
     return addresses
 

@@ -67,7 +67,7 @@ def ways_up(
     del found[table]
     return found
 
-# %% ../../nbs/18_ingestion.links.ipynb #92d29da1
+# %% ../../nbs/18_ingestion.links.ipynb #856ab898
 def permitted_of(
     table: str,
     columns: Iterable[str],
@@ -159,10 +159,10 @@ class ParentPlan:
         "Refuse parents and labels that no table leads to."
         for above in self.parents:
             if not any(self._way(table, above) for table in tables if table != above):
-                raise ValueError(f"no table that is read leads to {above}; say how, as in links={{'TABLE.COLUMN': '{above}.KEY'}}")
+                raise ValueError(f"no table that is read leads to {above}; say how, as in links={{'TABLE.COLUMN': '{above}.KEY'}}, or under [links] in the TOML file of --reading")
         for name in set(self.labels) - {label.name for table in tables for label in self.labelled(table)}:
             above = self.labels[name][0][0]
-            raise ValueError(f"label {name!r}: no table that is read leads to {above}; say how, as in links={{'TABLE.COLUMN': '{above}.KEY'}}")
+            raise ValueError(f"label {name!r}: no table that is read leads to {above}; say how, as in links={{'TABLE.COLUMN': '{above}.KEY'}}, or under [links] in the TOML file of --reading")
 
 # %% ../../nbs/18_ingestion.links.ipynb #3270df06
 def label_value(

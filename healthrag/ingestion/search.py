@@ -20,7 +20,7 @@ from ..phi.find import PHIError, find_phi
 __all__ = ['SEARCH_PROVIDERS', 'SearchResult', 'SearchProvider', 'DuckDuckGoProvider', 'search_provider', 'checked_query',
            'web_search', 'read_search']
 
-# %% ../../nbs/18_ingestion.search.ipynb #21ae7072
+# %% ../../nbs/18_ingestion.search.ipynb #b99be58d
 @dataclass(frozen=True)
 class SearchResult:
     "One hit of a search service."
@@ -74,7 +74,7 @@ def search_provider(
     if provider is None:
         raise PermissionError(
             "web search is off: a query leaves this machine. Name a provider to switch it on, "
-            f"e.g. provider={next(iter(SEARCH_PROVIDERS))!r}"
+            f"e.g. --provider {next(iter(SEARCH_PROVIDERS))}, or provider={next(iter(SEARCH_PROVIDERS))!r}"
         )
     if isinstance(provider, str):
         if provider not in SEARCH_PROVIDERS:

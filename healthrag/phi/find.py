@@ -131,7 +131,7 @@ def redact(
         raise ValueError(f"a text could not be redacted: {_classes(left)} is left; rewrite it")
     return text
 
-# %% ../../nbs/08_phi.find.ipynb #240a43f6
+# %% ../../nbs/08_phi.find.ipynb #97bab280
 PHIPolicy = Literal["refuse", "redact", "allow"]
 
 
@@ -163,5 +163,5 @@ def require_no_phi(
     if found:
         raise PHIError(
             f"the text for {to} seems to identify a person: {_classes(found)}; nothing was sent. Rewrite it, use a model on this "
-            'machine, or pass phi="redact" to take it out or phi="allow" to send it all the same'
+            'machine, or choose phi="redact" (--phi redact) to take it out or phi="allow" (--phi allow) to send it all the same'
         )
