@@ -43,7 +43,7 @@ __all__ = ['HUGGINGFACE_ROUTER_URL', 'HUGGINGFACE_INFERENCE_URL', 'HUGGINGFACE_H
            'huggingface_api_key', 'resolve_huggingface_key', 'huggingface_providers', 'unsupported_model_hint', 'Unset',
            'embed_timeout', 'create_embeddings', 'cleared_texts', 'HuggingFaceLoadResult', 'load_huggingface_model']
 
-# %% ../nbs/20_huggingface.ipynb #95220080
+# %% ../nbs/20_huggingface.ipynb #5e78c86b
 HUGGINGFACE_ROUTER_URL = "https://router.huggingface.co/v1"  # chat
 HUGGINGFACE_INFERENCE_URL = "https://router.huggingface.co/hf-inference/models"  # + /<model>/pipeline/feature-extraction
 HUGGINGFACE_HUB_URL = "https://huggingface.co"  # files and metadata
@@ -68,7 +68,7 @@ def split_provider(model: str) -> tuple[str, str]:  # (repository, provider), pr
 
 
 def set_huggingface_api_key(
-    key: str,  # "" goes back to the environment
+    key: str | Secret,  # "" goes back to the environment
 ) -> None:
     "Set the key for this session, before any in the environment."
     _SESSION.clear()
@@ -78,15 +78,14 @@ def set_huggingface_api_key(
 
 def huggingface_api_key() -> Secret:  # "" when there is none, which is no error
     "Find the key: the session's, else the first set of HUGGINGFACE_KEY_NAMES."
-    found = _SESSION.get("key") or next((value for name in HUGGINGFACE_KEY_NAMES if (value := os.environ.get(name))), "")
-    return found if isinstance(found, Secret) else Secret(found)
+    return _SESSION.get("key") or Secret(next((value for name in HUGGINGFACE_KEY_NAMES if (value := os.environ.get(name))), ""))
 
 
 def resolve_huggingface_key(
-    api_key: str | None,  # what a caller gave
+    api_key: str | Secret | None,  # what a caller gave
 ) -> Secret:
     "Choose the key; a caller's that is really OpenAI's does not count, so it never reaches another company."
-    plain = api_key.reveal() if isinstance(api_key, Secret) else api_key
+    plain = Secret(api_key or "").reveal()
     if plain and plain != os.environ.get("OPENAI_API_KEY"):
         return Secret(plain)
     return huggingface_api_key()
@@ -153,7 +152,7 @@ def _request(
     except ValueError:
         raise RuntimeError(f"{where} sent something that is not JSON") from None
 
-# %% ../nbs/20_huggingface.ipynb #2303b5cf
+# %% ../nbs/20_huggingface.ipynb #651b9050
 _REPOSITORY = re.compile(r"[\w.-]{1,96}(?:/[\w.-]{1,96})?")
 
 
@@ -167,7 +166,7 @@ def _repository(model: str) -> str:
 def huggingface_providers(
     model: str,
     *,
-    api_key: str | None = None,  # None: `huggingface_api_key()`
+    api_key: str | Secret | None = None,  # None: `huggingface_api_key()`
     hub_url: str | None = None,  # None: HF_ENDPOINT, else HUGGINGFACE_HUB_URL
     timeout: float = 30.0,  # [s]
 ) -> list[str]:  # names of providers whose status is "live"; [] when there is none
@@ -187,7 +186,7 @@ def unsupported_model_hint(
     model: str,
     error: str,  # what the router said
     *,
-    api_key: str | None = None,
+    api_key: str | Secret | None = None,
     hub_url: str | None = None,
 ) -> str | None:  # None: the error is another one, or a provider is pinned already
     "Say which providers serve a model that the router does not support un-pinned."
@@ -202,7 +201,7 @@ def unsupported_model_hint(
         return f"no provider serves {name!r} at the moment; choose another model"
     return f"no enabled provider serves {name!r}; live providers: {', '.join(live)}. Pin one: hf:{name}:{live[0]}"
 
-# %% ../nbs/20_huggingface.ipynb #9ccf1f5e
+# %% ../nbs/20_huggingface.ipynb #56ab739f
 class Unset:
     "The type of `UNSET`: an argument that was not given, as None means something."
 
@@ -224,7 +223,7 @@ def create_embeddings(
     docs: Sequence[str],  # at least one
     model: str,  # "owner/repo", with or without `hf:`
     *,
-    api_key: str | None = None,  # None: `huggingface_api_key()`; for a `url` that is not the hub's OPENAI_API_KEY
+    api_key: str | Secret | None = None,  # None: `huggingface_api_key()`; for a `url` that is not the hub's OPENAI_API_KEY
     url: str = "",  # an OpenAI-compatible server: its `/embeddings` is asked instead; "": feature extraction of the hub
     inference_url: str = HUGGINGFACE_INFERENCE_URL,
     timeout: float | Unset | None = UNSET,  # [s]; None waits for ever
@@ -261,11 +260,10 @@ def create_embeddings(
     return matrix
 
 
-def _embedding_key(api_key: str | None, url: str) -> tuple[Secret, Sequence[str]]:  # no company gets the key of another
+def _embedding_key(api_key: str | Secret | None, url: str) -> tuple[Secret, Sequence[str]]:  # no company gets the key of another
     if not url or f".{urlsplit(url).hostname}".endswith((".huggingface.co", ".huggingface.cloud")):
         return resolve_huggingface_key(api_key), HUGGINGFACE_KEY_NAMES
-    given = api_key.reveal() if isinstance(api_key, Secret) else api_key
-    return Secret(given or os.environ.get("OPENAI_API_KEY") or ""), ("OPENAI_API_KEY",)
+    return Secret(api_key or os.environ.get("OPENAI_API_KEY") or ""), ("OPENAI_API_KEY",)
 
 
 def cleared_texts(
@@ -291,7 +289,7 @@ def _openai_rows(answer: Any, where: str) -> list[Any]:
     except (KeyError, TypeError):
         raise RuntimeError(f"{where} sent something that is not a list of embeddings") from None
 
-# %% ../nbs/20_huggingface.ipynb #cbfefac5
+# %% ../nbs/20_huggingface.ipynb #44aa3f62
 @dataclass(frozen=True)
 class HuggingFaceLoadResult:
     "What `load_huggingface_model` got."
@@ -303,7 +301,7 @@ class HuggingFaceLoadResult:
 def load_huggingface_model(
     model: str,
     *,
-    token: str | None = None,  # None: `huggingface_api_key()`
+    token: str | Secret | None = None,  # None: `huggingface_api_key()`
     endpoint: str | None = None,  # address of the hub; None: the client's
     cache_dir: Path | str | None = None,  # None: the client's
 ) -> HuggingFaceLoadResult:
@@ -333,7 +331,7 @@ def load_huggingface_model(
 
 def _not_loaded(model: str, failures: Sequence[Exception], key: Secret, info: Any = None) -> HuggingFaceLoadResult:
     reason = hide(" ".join(str(failures[-1]).split()), key)[:200]
-    message = f"{hide(str(model), key)} was not downloaded: {type(failures[-1]).__name__}: {reason}"
+    message = f"{hide(model, key)} was not downloaded: {type(failures[-1]).__name__}: {reason}"
     try:
         warnings.warn(message, stacklevel=3)
     except Warning:  # warnings are errors here, and still nothing is thrown

@@ -23,24 +23,36 @@ __all__ = ['OPENAI_URL', 'RETRY_STATUSES', 'MAX_RETRY_AFTER', 'Secret', 'hide', 
            'Failure', 'BusyError', 'retry_after', 'failure_of_status', 'reply_began', 'failure_of_connection',
            'call_again']
 
-# %% ../nbs/09_remote.ipynb #7bae18aa
-class Secret(str):
-    "A text that does not show itself."
+# %% ../nbs/09_remote.ipynb #dbf56e40
+class Secret:
+    "A text that does not show itself, and is no string, so that whatever takes strings refuses it."
 
-    __slots__ = ()
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | Secret = ""):
+        self._text = text.reveal() if isinstance(text, Secret) else text
+
+    def reveal(self) -> str:
+        "Give the text, for the one call that needs it."
+        return self._text
+
+    def __bool__(self) -> bool:  # False: there is none
+        return bool(self._text)
 
     def __repr__(self) -> str:
         return "'…'" if self else "''"
 
-    def reveal(self) -> str:  # the text itself, as a plain string
-        "Give the text, for the one call that needs it."
-        return str.__str__(self)
-
     def __str__(self) -> str:
-        return "…" if len(self) else ""
+        return "…" if self else ""
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
+
+    def __eq__(self, other: object) -> bool:
+        return self._text == other._text if isinstance(other, Secret) else not self and other == ""  # with no string but ""
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
     def __reduce__(self):
         raise TypeError("a secret is not stored; read it from the environment again")
@@ -48,11 +60,11 @@ class Secret(str):
 
 def hide(
     text: str,
-    *secrets: str,  # texts to take out; those under 6 characters are left, they would match by chance
+    *secrets: str | Secret,  # texts to take out; those under 6 characters are left, they would match by chance
 ) -> str:
     "Take secrets out of a text."
     for secret in secrets:
-        plain = secret.reveal() if isinstance(secret, Secret) else secret
+        plain = Secret(secret).reveal()
         if len(plain) >= 6:
             text = text.replace(plain, "…")
     return text

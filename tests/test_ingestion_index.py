@@ -445,3 +445,30 @@ def test_importing_stays_light():
     code = "import sys, healthrag.retrieval.update, healthrag.ingestion.web, healthrag.ingestion.databases, healthrag.ingestion.search, healthrag.answers; print([m for m in ('pandas','torch','sqlalchemy','trafilatura','ddgs','pypdf','httpcore','duckdb','lxml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, timeout=300)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+class ElsewhereStore(LocalVectorStore):
+    "A store of another package that keeps what is added somewhere else."
+
+    durable, options, kept = True, ("normalize", "colour"), {}
+
+    def __init__(self, dim, *, metric="cosine", dsn="", api_key="", colour="", address="", normalize=True):
+        super().__init__(dim, metric=metric)
+        assert (dsn, api_key) == ("host=h password=geheim-pw", "geheim-pw")
+        self.colour = colour
+
+
+def test_a_manifest_keeps_only_options_that_hold_no_secret(tmp_path, monkeypatch, notes):
+    from importlib.metadata import EntryPoint
+
+    from healthrag.storage import registry
+
+    point = EntryPoint("elsewhere", f"{__name__}:ElsewhereStore", "healthrag.stores")
+    monkeypatch.setattr(registry, "entry_points", lambda group, name=None: [point] if name in (None, "elsewhere") else [])
+    secret = {"dsn": "host=h password=geheim-pw", "api_key": "geheim-pw"}
+    given = {**secret, "metric": "cosine", "colour": "red", "address": "db://me:geheim-pw@h"}
+    index = ingest_to_index(tmp_path / "index", [notes], store="elsewhere", store_options=given, embedder=word_vectors)
+    assert len(index) and dict(read_manifest(tmp_path / "index").options) == index.kept_options == {"metric": "cosine", "colour": "red"}
+    assert not [path for path in (tmp_path / "index").rglob("*") if path.is_file() and b"geheim" in path.read_bytes()]
+    again = KnowledgeIndex(tmp_path / "index", store_options={**secret, "colour": "db://me:geheim-pw@h"}, embedder=word_vectors)
+    assert again.kept_options == {"metric": "cosine"}

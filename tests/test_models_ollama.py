@@ -132,3 +132,17 @@ def test_get_model_uses_the_settings(server, monkeypatch, tmp_path):
     model = get_model("ollama:tiny", host=server.url, threads=2, max_tokens=9)
     assert model.options["num_thread"] == 2 and model.max_tokens == 9 and model.replies.directory == tmp_path
     assert not model(PROMPT).cached and get_model("ollama:tiny", host=server.url, threads=2, max_tokens=9)(PROMPT).cached
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ("http://me:geheim-pw@127.0.0.1:9", "http://127.0.0.1:9"), ("me:geheim-pw@127.0.0.1", "127.0.0.1"), ("https://geheim-pw@h.org/p?k=geheim-pw", "https://h.org/p"),
+        ("127.0.0.1:11434", "127.0.0.1:11434"), ("http://[::1]:80/path", "http://[::1]:80/path"),
+    ],
+)  # fmt: skip
+def test_a_login_in_the_address_is_not_kept(given, plain, monkeypatch):
+    monkeypatch.setenv("OLLAMA_HOST", given)
+    for asked in (OllamaModel("tiny", host=given), OllamaModel("tiny")):
+        assert asked.host == asked.address == plain and "geheim-pw" not in repr(vars(asked))
+        assert asked.hosted == ("h.org" in given)

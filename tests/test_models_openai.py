@@ -147,7 +147,13 @@ def test_secrets_stay_out_of_what_is_shown_and_kept(server, tmp_path):
     asked = model(server, base_url=server.url.replace("http://", f"http://me:{SECRET}@"), replies=store)
     asked(PROMPT)
     kept = "".join(path.read_text() for path in tmp_path.glob("*.jsonl"))
-    assert kept and SECRET not in kept + repr(asked) + json.dumps(asked.identity())
+    assert kept and SECRET not in kept + repr(asked) + json.dumps(asked.identity()) + repr(vars(asked))
+    assert asked.address == asked.base_url == server.url and not asked.hosted
+
+
+def test_a_key_in_the_place_of_the_user_is_hidden_too(server):
+    asked = model(server, base_url=server.url.replace("http://", f"http://{SECRET}@"), api_key="another-key")
+    assert asked(PROMPT).text and SECRET not in repr(vars(asked)) + str(vars(asked)) and SECRET in [one.reveal() for one in asked._secrets()]
 
 
 @pytest.mark.model

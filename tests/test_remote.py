@@ -1,9 +1,11 @@
 "Calls to servers: what is this machine, what is tried again, what stays hidden."
 
 import copy
+import json
 import email.utils
 import logging
 import pickle
+import urllib.parse
 
 import pytest
 from hypothesis import given
@@ -62,6 +64,11 @@ def test_a_secret_shows_nowhere():
     for keep in (pickle.dumps, copy.deepcopy):
         with pytest.raises(TypeError, match="not stored"):
             keep(key)
+    for use in (json.dumps, "".join, lambda one: json.dumps({"key": one}), lambda one: "".join([one]), lambda one: "a" + one, urllib.parse.quote, iter):
+        with pytest.raises(TypeError) as caught:
+            use(key)
+        assert "sk-" not in str(caught.value)
+    assert not isinstance(key, str) and Secret(key) == key != "sk-12345678" and key in {Secret("sk-12345678")} and Secret("") == ""
     assert hide("a sk-12345678 b", key) == "a … b" and hide("short", Secret("sh")) == "short"
 
 

@@ -34,16 +34,18 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['OLLAMA_TIMEOUT', 'OLLAMA_URL', 'ollama_address', 'OllamaModel', 'ollama_models', 'pull_ollama']
 
-# %% ../../nbs/46_models.ollama.ipynb #978e6a08
+# %% ../../nbs/46_models.ollama.ipynb #c04bbe3c
 OLLAMA_TIMEOUT = 300.0  # [s] a cold model may need minutes to load
 OLLAMA_URL = "http://127.0.0.1:11434"  # Ollama's own default
 
 
 def ollama_address(
     host: str | None = None,  # None: OLLAMA_HOST, else OLLAMA_URL
-) -> str:
+) -> str:  # without a login, which Ollama's client does not send anyway
     "Tell which server is meant."
-    return host or os.environ.get("OLLAMA_HOST") or OLLAMA_URL
+    given = host or os.environ.get("OLLAMA_HOST") or OLLAMA_URL
+    scheme, mark, rest = given.rpartition("://")
+    return scheme + mark + rest.rpartition("@")[2].partition("?")[0]
 
 
 def _client(host: str, timeout: float | None) -> ollama.Client:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 # %% auto #0
 __all__ = ['OpenAIModel', 'HuggingFaceModel']
 
-# %% ../../nbs/48_models.openai.ipynb #de93d5ca
+# %% ../../nbs/48_models.openai.ipynb #af2edd3a
 class OpenAIModel(ServedModel):
     "A model behind an OpenAI-compatible server."
 
@@ -56,20 +56,20 @@ class OpenAIModel(ServedModel):
         name: str,  # as the server calls it
         *,
         base_url: str | None = None,  # None: OPENAI_BASE_URL, else OpenAI's
-        api_key: str | None = None,  # None: OPENAI_API_KEY
+        api_key: str | Secret | None = None,  # None: OPENAI_API_KEY
         seed: int = 0,
         temperature: float = 0.0,
         **options: Any,  # of ServedModel: replies, max_tokens, timeout, retries, phi
     ):
-        self.base_url = check_base_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+        address = check_base_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+        self.base_url = without_login(address)
         super().__init__(f"{self.provider}:{name}", address=self.base_url, **options)
         self.model = name
-        self._api_key = Secret(api_key.reveal() if isinstance(api_key, Secret) else api_key or "")
+        self._api_key = Secret(api_key or "")
         self.options: dict[str, Any] = {"temperature": float(temperature), "seed": seed}
         self._not_taken: set[str] = set()  # parameters that the server refused
-        parts = urlsplit(self.base_url)
-        self._login = Secret(unquote(parts.password or ""))
-        self._user, self.base_url = unquote(parts.username or ""), without_login(self.base_url)
+        parts = urlsplit(address)
+        self._user, self._login = Secret(unquote(parts.username or "")), Secret(unquote(parts.password or ""))  # some put a key in the user's place
 
     def identity(self) -> dict[str, Any]:
         "All that is known to determine a reply except the prompt; never a key."
@@ -82,7 +82,7 @@ class OpenAIModel(ServedModel):
         return "set OPENAI_API_KEY to a valid one"
 
     def _secrets(self) -> tuple[Secret, ...]:
-        return self._key(), self._login
+        return self._key(), self._user, self._login
 
     def _unsupported(self, said: str) -> str | None:
         return None
@@ -90,7 +90,7 @@ class OpenAIModel(ServedModel):
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         openai = require_module("openai", "openai")
-        login = (self._user, self._login.reveal()) if self._user else None
+        login = (self._user.reveal(), self._login.reveal()) if self._user else None
         tls = self.base_url.startswith("https")  # certificates take time to load, and http has none
         http = openai.DefaultHttpxClient(
             follow_redirects=False, trust_env=not is_loopback(self.base_url), timeout=self.timeout, auth=login, verify=tls
