@@ -289,7 +289,7 @@ def _openai_rows(answer: Any, where: str) -> list[Any]:
     except (KeyError, TypeError):
         raise RuntimeError(f"{where} sent something that is not a list of embeddings") from None
 
-# %% ../nbs/20_huggingface.ipynb #44aa3f62
+# %% ../nbs/20_huggingface.ipynb #04e4345b
 @dataclass(frozen=True)
 class HuggingFaceLoadResult:
     "What `load_huggingface_model` got."
@@ -331,7 +331,7 @@ def load_huggingface_model(
 
 def _not_loaded(model: str, failures: Sequence[Exception], key: Secret, info: Any = None) -> HuggingFaceLoadResult:
     reason = hide(" ".join(str(failures[-1]).split()), key)[:200]
-    message = f"{hide(model, key)} was not downloaded: {type(failures[-1]).__name__}: {reason}"
+    message = f"{hide(str(model), key)} was not downloaded: {type(failures[-1]).__name__}: {reason}"
     try:
         warnings.warn(message, stacklevel=3)
     except Warning:  # warnings are errors here, and still nothing is thrown
