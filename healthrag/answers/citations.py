@@ -116,7 +116,7 @@ def _sentences(line: str) -> Iterable[str]:
     if line[start:].strip():
         yield line[start:]
 
-# %% ../../nbs/57_answers.citations.ipynb #bfd5d28a
+# %% ../../nbs/57_answers.citations.ipynb #99226c37
 @dataclass(frozen=True)
 class WrongSource:
     "A claim that another passage holds than the one it cites."
@@ -156,7 +156,7 @@ class CitationCheck:
         return f"<p>Citations: {html.escape(str(self))}</p>"
 
 
-_HELD = 0.75  # share of a claim's words by which a passage holds it
+_HELD = 0.75  # share of a claim's words by which a passage holds it; this and the next are our choice, not measured
 _NOT_HELD = 0.5  # share below which it does not
 
 

@@ -107,7 +107,7 @@ def _opposed(one: str, other: str) -> bool:
     other_side = any(mine and theirs and not mine & theirs for mine, theirs in sides)
     return other_side != (has_negation(one) != has_negation(other))  # "not stopped" is "continued"
 
-# %% ../../nbs/57_answers.verify.ipynb #371fb5a5
+# %% ../../nbs/57_answers.verify.ipynb #4a2e81c0
 _CHECK_RULES = """You check whether passages support claims.
 Rules:
 - For each claim write one line: its number, then SUPPORTED, PARTIAL or UNSUPPORTED, then the numbers of the passages it rests on, such as: 1: SUPPORTED [2]
@@ -121,7 +121,7 @@ def verify_prompt(
     claims: Sequence[ClaimCheck],  # numbered from 1
     passages: Sequence[Hit | str],
     *,
-    most_passages: int = 6,  # shown, of those cited
+    most_passages: int = 6,  # shown, of those cited (onprem-health-rag's, as the next)
     passage_chars: int = 1200,  # of each [characters]
 ) -> Prompt:
     "Ask whether passages support claims."

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['COHORT_KEYS', 'COHORT_LIMIT', 'CohortRetrieval', 'cohort_search']
 
-# %% ../../nbs/59_cohort.search.ipynb #5a68ef97
+# %% ../../nbs/59_cohort.search.ipynb #118d4ddb
 COHORT_KEYS: Mapping[str, str] = {name: name for name in ("visit_occurrence_id", "person_id")}  # column of the query -> label of the records
-COHORT_LIMIT = 200  # keys of a filter at most
+COHORT_LIMIT = 200  # keys of a filter at most (onprem-health-rag's plan for the same)
 
 
 def _condition(wanted: Any) -> Mapping[str, Any]:

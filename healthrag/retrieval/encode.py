@@ -20,7 +20,7 @@ from ..embeddings.checks import DimensionMismatchError
 # %% auto #0
 __all__ = ['EncoderCounts', 'CachedEncoder']
 
-# %% ../../nbs/37_retrieval.encode.ipynb #9ab859a1
+# %% ../../nbs/37_retrieval.encode.ipynb #4a69b08c
 @dataclass(frozen=True)
 class EncoderCounts:
     "What a cache of vectors did so far."
@@ -37,7 +37,7 @@ class CachedEncoder:
         encode: Callable[[Sequence[str]], Any],  # texts -> [n, dim], finite; called by one thread at a time
         *,
         name: str,  # of the model, with what else decides its vectors
-        size: int = 1024,  # texts remembered, >= 0
+        size: int = 1024,  # texts remembered, >= 0 (onprem-health-rag's)
     ):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"size is {size!r}; give a number of texts, 0 or more")

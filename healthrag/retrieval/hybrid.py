@@ -77,7 +77,7 @@ def mask_literals(
         text = re.sub(rf"(?<!\w)(?:{either})(?!\w)", "<concept>", text, flags=re.IGNORECASE)
     return _NUMERAL.sub("<num>", text)
 
-# %% ../../nbs/33_retrieval.hybrid.ipynb #94cdf727
+# %% ../../nbs/33_retrieval.hybrid.ipynb #47e10a95
 _Found = TypeVar("_Found")
 
 
@@ -91,8 +91,8 @@ class HybridIndex:
         embedder: Callable[[Sequence[str]], np.ndarray] | None = None,  # texts -> [n, dim]; None: `embed` with the settings
         *,
         mask: Callable[[str], str] | None = None,  # applied to texts and questions before both sides, e.g. `mask_literals`
-        per_side: int = 50,  # hits asked of each side before fusion, >= 1
-        k: int = 60,  # rank offset of the fusion
+        per_side: int = 50,  # hits asked of each side before fusion, >= 1 (onprem-health-rag's RETRIEVE_PER_SIDE)
+        k: int = 60,  # rank offset of the fusion (Cormack, Clarke & Büttcher 2009)
         weights: tuple[float, float] = (1.0, 1.0),  # dense, lexical
     ):
         self.store, self.lexical = store, lexical if lexical is not None else LexicalIndex()

@@ -138,7 +138,7 @@ def read_prepared(
             standalone = standalone or text
     return standalone, variants
 
-# %% ../../nbs/37_retrieval.prepare.ipynb #ed38462d
+# %% ../../nbs/37_retrieval.prepare.ipynb #570f2f88
 @dataclass(frozen=True, repr=False)
 class PreparedQuestion:
     "A question ready to be searched for."
@@ -164,7 +164,7 @@ def prepare_question(
     summary: str = "",  # of what was said before that
     focus: Focus | None = None,  # what the conversation is about; None: found in `history`
     ask: Callable[[Prompt], str | Reply] | None = None,  # e.g. a chat model; None: no model is asked
-    variants: int = 3,  # most wordings searched for, the question itself included, 1 to 8
+    variants: int = 3,  # most wordings searched for, the question itself included, 1 to 8 (onprem-health-rag's MULTI_QUERY_COUNT)
 ) -> PreparedQuestion:
     "Complete a question and say it in other words; whatever fails, the question as asked remains."
     if not isinstance(question, str) or not question.strip():
