@@ -235,7 +235,7 @@ def _rest(first: System, second: System, view: str) -> str:
     shared = [str(getattr(first, name) or getattr(second, name) or "") for name in names]
     return ", ".join(f"{name} {value}" if name in ("k", "store") else value for name, value in zip(names, shared, strict=True) if value)
 
-# %% ../../nbs/68_evaluation.comparison.ipynb #1e01082e
+# %% ../../nbs/68_evaluation.comparison.ipynb #007f1171
 def compare(
     runs: Run | str | Path | Iterable[Run | str | Path],  # runs or their logs; those of one system are pooled by task
     baseline: str | None = None,  # name of a system, or a part of it that no other name has; None: each with each
@@ -267,8 +267,8 @@ def compare(
 def _find(name: str, names: Sequence[str]) -> str:
     found = [name] if name in names else [other for other in names if name in other]
     if len(found) != 1:
-        wanted = "write more of the name of one of" if found else "use the name of one of, or a part of it"
-        raise ValueError(f"{len(found) or 'no'} systems are called {name!r}; {wanted}: {'; '.join(found or names)}")
+        remedy = f"write more of the name: {'; '.join(found)}" if found else f"the systems are: {'; '.join(names)}"
+        raise ValueError(f"{len(found) or 'no'} systems are called {name!r}; {remedy}")
     return found[0]
 
 
