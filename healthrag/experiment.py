@@ -135,7 +135,7 @@ def grounding_passages(
     documents = [doc for doc in load_grounding_docs() if target == "funsql" or "funsql" not in doc.source.lower()]
     return [chunk for doc in documents for chunk in chunk_document(doc, strategies[chunker]())]
 
-# %% ../nbs/72_experiment.ipynb #c3e5e9a7
+# %% ../nbs/72_experiment.ipynb #06f97d22
 @dataclass(frozen=True)
 class Bench:
     "An experiment with its parts opened."
@@ -184,7 +184,8 @@ def _prompt_settings() -> dict[str, Any]:
     "The settings that a prompt or a result depends on besides the experiment."
     names = ("context_tokens", "max_tokens", "embedding_model", "embedding_provider", "embedding_backend", "row_limit", "time_limit")
     settings = get_settings()
-    return {name: getattr(settings, name) for name in names}
+    phi = {} if settings.phi == "refuse" else {"phi": settings.phi}  # the usual goes without saying, as in logs of before
+    return {name: getattr(settings, name) for name in names} | phi
 
 
 def prepare(

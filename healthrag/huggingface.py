@@ -201,7 +201,7 @@ def unsupported_model_hint(
         return f"no provider serves {name!r} at the moment; choose another model"
     return f"no enabled provider serves {name!r}; live providers: {', '.join(live)}. Pin one: hf:{name}:{live[0]}"
 
-# %% ../nbs/20_huggingface.ipynb #56ab739f
+# %% ../nbs/20_huggingface.ipynb #28e961b9
 class Unset:
     "The type of `UNSET`: an argument that was not given, as None means something."
 
@@ -228,17 +228,18 @@ def create_embeddings(
     inference_url: str = HUGGINGFACE_INFERENCE_URL,
     timeout: float | Unset | None = UNSET,  # [s]; None waits for ever
     retries: int = 2,
-    phi: PHIPolicy = "refuse",  # what to do with a text that identifies a person
+    phi: PHIPolicy | None = None,  # what to do with a text that identifies a person; None: `phi` of the settings
 ) -> npt.NDArray[np.float32]:  # (len(docs), dim)
     "Turn texts into vectors with a hosted encoder."
     import numpy as np
 
     from healthrag.embeddings.pooling import pool_tokens
+    from healthrag.settings import get_settings
 
     if isinstance(docs, str) or not docs:
         raise ValueError("no texts to embed; give a list with at least one")
     base = check_base_url(url or inference_url)
-    texts = cleared_texts(docs, base, phi, to=f"{hf_model_id(model)} at {without_login(base)}" if url else f"hf:{hf_model_id(model)}")
+    texts = cleared_texts(docs, base, get_settings().phi if phi is None else phi, to=f"{hf_model_id(model)} at {without_login(base)}" if url else f"hf:{hf_model_id(model)}")
     key, names = _embedding_key(api_key, url)
     how: dict[str, Any] = {"key": key, "key_names": names, "timeout": embed_timeout(timeout), "retries": retries}
     if url:

@@ -94,7 +94,7 @@ def test_words_that_were_being_copied_in_a_crash_are_in_nobodys_way(tmp_path):
     assert texts(tmp_path / "i") == ["new text", "third"] and read_manifest(tmp_path / "i").text == "text-3"
 
 
-@pytest.mark.parametrize("foreign", [b"hello", b"hello\n", b'{"name": "Ada"}\n', b"[]\n", b'{"generation": 1}', b"\xff\xfe\n", b'{"generation": x}\n'])
+@pytest.mark.parametrize("foreign", [b"hello", b"hello\n", b'{"name": "Ada"}\n', b"[]\n", b'{"generation": 1}', b"\xff\xfe\n", b'{"generation": x}\n', b'{"generation": 9}\n'])
 def test_a_strangers_journal_is_said_and_kept(tmp_path, foreign):
     ingest(tmp_path / "i", OLD, "duckdb")
     put(tmp_path / "i", {"pending.jsonl": foreign})
@@ -105,6 +105,28 @@ def test_a_strangers_journal_is_said_and_kept(tmp_path, foreign):
     with pytest.raises(ValueError, match=r"pending.jsonl is not the journal of this index .*; move it to another folder") as caught:
         ingest(tmp_path / "i", NEW, "duckdb")
     assert "\n" not in str(caught.value) and (tmp_path / "i" / "pending.jsonl").read_bytes() == foreign and texts(tmp_path / "i") == ["old text", "second"]
+
+
+def test_a_journal_that_was_cut_off_within_a_letter_is_read(tmp_path):
+    ingest(tmp_path / "i", OLD, "duckdb")
+    put(tmp_path / "i", {"pending.jsonl": '{"generation": 2, "dim": 4, "ids": ["é'.encode()[:-1]})
+    ingest(tmp_path / "i", NEW, "duckdb")
+    assert texts(tmp_path / "i") == ["new text", "third"]
+
+
+def test_a_store_of_another_version_of_its_engine_is_not_called_lost(tmp_path, monkeypatch):
+    duckdb = pytest.importorskip("duckdb")
+    from healthrag.storage.duckfile import DuckFile, duckdb_error
+
+    ingest(tmp_path / "i", OLD, "duckdb")
+
+    def described(path, table):
+        raise duckdb_error(duckdb.IOException("Trying to read a database file with version number 999, but we can only read versions between 64 and 67"), path)
+
+    monkeypatch.setattr(DuckFile, "described", staticmethod(described))
+    with pytest.raises(NotImplementedError, match="upgrade duckdb") as caught:
+        ingest(tmp_path / "i", NEW, "duckdb")
+    assert "delete" not in str(caught.value)
 
 
 def damaged(kind, folder, store):

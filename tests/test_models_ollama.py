@@ -139,6 +139,7 @@ def test_get_model_uses_the_settings(server, monkeypatch, tmp_path):
     [
         ("http://me:geheim-pw@127.0.0.1:9", "http://127.0.0.1:9"), ("me:geheim-pw@127.0.0.1", "127.0.0.1"), ("https://geheim-pw@h.org/p?k=geheim-pw", "https://h.org/p"),
         ("127.0.0.1:11434", "127.0.0.1:11434"), ("http://[::1]:80/path", "http://[::1]:80/path"),
+        ("http://h.org/a@b", "http://h.org/a@b"), ("http://me:geheim-pw@h.org/a@b?k=c/d", "http://h.org/a@b"),
     ],
 )  # fmt: skip
 def test_a_login_in_the_address_is_not_kept(given, plain, monkeypatch):

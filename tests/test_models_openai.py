@@ -156,6 +156,12 @@ def test_a_key_in_the_place_of_the_user_is_hidden_too(server):
     assert asked(PROMPT).text and SECRET not in repr(vars(asked)) + str(vars(asked)) and SECRET in [one.reveal() for one in asked._secrets()]
 
 
+def test_the_name_of_a_user_with_a_password_may_stand_in_a_reply(server):
+    asked = model(server, base_url=server.url.replace("http://", "http://person:pass-word-1@"))
+    said = asked._reply("SELECT person_id FROM person -- pass-word-1", 0.1, 1, 1, "stop").text
+    assert said.startswith("SELECT person_id FROM person -- ") and "pass-word-1" not in said
+
+
 @pytest.mark.model
 @pytest.mark.skipif(find_weights("smollm2-135m") is None, reason="no weights here; healthrag models pull llama:smollm2-135m")
 def test_live_against_the_endpoint_of_llama_cpp():

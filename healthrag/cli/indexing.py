@@ -18,7 +18,7 @@ from .console import console, use_settings
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/74_cli.indexing.ipynb #f7ba5c63
+# %% ../../nbs/74_cli.indexing.ipynb #77389701
 _WHERE_USED = {  # option -> kinds of sources that it is about, which of them are meant
     "tables": ({"database"}, "databases"), "bundle": ({"curated"}, "curated names"), "pages": ({"web"}, "web addresses"),
     "allow_private": ({"web", "curated", "search"}, "web addresses, curated names and --search"),
@@ -96,6 +96,6 @@ def _ingest(
     )  # fmt: skip
     console().print(str(done))
     if not dry_run:
-        first = f"set {POSTGRES_URL} to the address that --url had, then: " if url else ""
+        first = f"set {POSTGRES_URL} to the address that --url had, then: " if url and store in (None, "pgvector") else ""
         console().print(f'Ask it: {first}healthrag ask "…" --index {shlex.quote(index)}', markup=False)
     return 1 if done.failed else 0

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # %% auto #0
 __all__ = ['OLLAMA_TIMEOUT', 'OLLAMA_URL', 'ollama_address', 'OllamaModel', 'ollama_models', 'pull_ollama']
 
-# %% ../../nbs/46_models.ollama.ipynb #c04bbe3c
+# %% ../../nbs/46_models.ollama.ipynb #4208125e
 OLLAMA_TIMEOUT = 300.0  # [s] a cold model may need minutes to load
 OLLAMA_URL = "http://127.0.0.1:11434"  # Ollama's own default
 
@@ -44,8 +44,9 @@ def ollama_address(
 ) -> str:  # without a login, which Ollama's client does not send anyway
     "Tell which server is meant."
     given = host or os.environ.get("OLLAMA_HOST") or OLLAMA_URL
-    scheme, mark, rest = given.rpartition("://")
-    return scheme + mark + rest.rpartition("@")[2].partition("?")[0]
+    scheme, mark, rest = given.partition("?")[0].rpartition("://")
+    server, slash, path = rest.partition("/")
+    return scheme + mark + server.rpartition("@")[2] + slash + path
 
 
 def _client(host: str, timeout: float | None) -> ollama.Client:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 # %% auto #0
 __all__ = ['OpenAIModel', 'HuggingFaceModel']
 
-# %% ../../nbs/48_models.openai.ipynb #af2edd3a
+# %% ../../nbs/48_models.openai.ipynb #8d9806f8
 class OpenAIModel(ServedModel):
     "A model behind an OpenAI-compatible server."
 
@@ -82,7 +82,7 @@ class OpenAIModel(ServedModel):
         return "set OPENAI_API_KEY to a valid one"
 
     def _secrets(self) -> tuple[Secret, ...]:
-        return self._key(), self._user, self._login
+        return self._key(), self._login or self._user  # beside a password the user is a name, which may be a word of a reply
 
     def _unsupported(self, said: str) -> str | None:
         return None

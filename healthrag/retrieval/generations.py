@@ -145,9 +145,9 @@ class GenerationView:
         "Read all of this generation."
         return [replace(hit, id=shown_id(hit.id)) for hit in self.store.get(self.manifest.ids())] if self.store is not None else []
 
-# %% ../../nbs/36_retrieval.generations.ipynb #eb347f10
+# %% ../../nbs/36_retrieval.generations.ipynb #efab80e3
 _VECTORS = re.compile(r"vectors-[1-9]\d*\.npz")  # names that `StoreFiles` gives
-_ENTRY = '{"generation": '  # how each line of a journal begins
+_ENTRY = b'{"generation": '  # how each line of a journal begins
 
 
 def free_name(
@@ -243,7 +243,7 @@ class StoreInPlace:
     def _open(self, dim: int, *, create: bool = True) -> VectorStore:
         if self._store is None:
             told = not create and "create" in inspect.signature(store_factory(self.name)).parameters
-            self._store = open_store(self.name, dim, **self.options, **({"create": False} if told else {}))
+            self._store = open_store(self.name, dim, **{**self.options, **({"create": False} if told else {})})
         return self._store
 
     def load(self, manifest: IndexManifest) -> VectorStore | None:
@@ -278,9 +278,10 @@ class StoreInPlace:
         if self._journal is None or not self._journal.exists():
             return []
         try:
-            *lines, torn = self._journal.read_text(encoding="utf-8", errors="surrogatepass").split("\n")
-            entries = [json.loads(line) for line in lines if line.startswith(_ENTRY)]
-            if len(entries) < len(lines) or not _ENTRY.startswith(torn[: len(_ENTRY)]):  # what is torn was written before anything was added
+            *lines, torn = self._journal.read_bytes().split(b"\n")  # what is torn may end within a letter
+            entries = [json.loads(line.decode("utf-8", "surrogatepass")) for line in lines if line.startswith(_ENTRY)]
+            whole = len(entries) == len(lines) and all(entry.keys() == {"generation", "dim", "ids"} for entry in entries)
+            if not whole or not _ENTRY.startswith(torn[: len(_ENTRY)]):  # what is torn was written before anything was added
                 raise ValueError("it says something else")
         except ValueError as error:
             raise ValueError(f"{self._journal} is not the journal of this index ({error}); move it to another folder, and ingest again") from None

@@ -25,7 +25,7 @@ from .exact import longest_row
 # %% auto #0
 __all__ = ['STORES_TABLE', 'table_name', 'duckdb_error', 'DuckFile']
 
-# %% ../../nbs/29_storage.duckfile.ipynb #9e05c47c
+# %% ../../nbs/29_storage.duckfile.ipynb #e2229b1b
 STORES_TABLE = "healthrag_stores"  # describes the stores of a database
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # 63 is PostgreSQL's limit
 _PATIENCE = 60.0  # [s] writes of two stores on one table in one process exclude each other; the later one tries again so long
@@ -52,7 +52,7 @@ _CAUSES = (  # (what DuckDB says, error, what to tell)
     ("no space left", OSError, "does not fit on the disk; what was stored before stays: free some space and try again"),
     ("file too large", OSError, "may not grow so large here; what was stored before stays: raise the limit or give a path on another disk"),
     ("quota", OSError, "does not fit into the disk quota; what was stored before stays: free some space and try again"),
-    ("version number", ValueError, "was written by another version of DuckDB; upgrade duckdb, or build it again"),
+    ("version number", NotImplementedError, "was written by another version of DuckDB; upgrade duckdb, or build it again"),
     ("not a valid duckdb", ValueError, "is no DuckDB file, or is damaged; give another path, or delete it and build it again"),
     ("corrupt", ValueError, "is damaged; delete it and build it again"),
     ("enough bytes", ValueError, "is cut off; delete it and build it again"),
