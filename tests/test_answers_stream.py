@@ -203,12 +203,24 @@ def test_a_gate_that_passes_lets_its_passages_through():
 class Searching:
     "What a RecordSearch looks like from here."
 
-    def __init__(self, verdict=None, hits=PASSAGES, prepare=None, degraded=()):
-        self.verdict, self.hits, self.prepare, self.degraded, self.asked = verdict, hits, prepare, degraded, []
+    def __init__(self, verdict=None, hits=PASSAGES, degraded=()):
+        self.verdict, self.hits, self.degraded, self.asked = verdict, hits, degraded, []
 
-    def search(self, question, *, k=None, filters=None, history=(), variants=None, deadline=None):
+    def search(self, question, *, k=None, filters=None, history=(), summary="", prepare=None, variants=None, deadline=None):
+        prepared = prepare(question, history=history, summary=summary)
+        self.asked.append((question, prepared.variants))
+        return SimpleNamespace(hits=tuple(self.hits), verdict=self.verdict, degraded=self.degraded, prepared=prepared)
+
+
+class Wordings:
+    "A search that takes several wordings, and prepares nothing."
+
+    def __init__(self):
+        self.asked = []
+
+    def search(self, question, *, k, filters, variants):
         self.asked.append((question, variants))
-        return SimpleNamespace(hits=tuple(self.hits), verdict=self.verdict, degraded=self.degraded)
+        return PASSAGES[:k]
 
 
 def test_the_verdict_of_a_search_is_obeyed_even_if_it_forgot_to_drop_its_passages():
@@ -220,16 +232,36 @@ def test_the_verdict_of_a_search_is_obeyed_even_if_it_forgot_to_drop_its_passage
 def test_a_search_is_given_the_other_wordings():
     found, rewritten = Searching(degraded=("lexical: ConnectionError",)), "STANDALONE: x\nVARIANT: care of bleeding in the bowel"
     events = list(stream_answer(found, "How is bowel bleeding treated?", model=says("x [1]"), rewrite=says(rewritten)))
-    assert found.asked == [("How is bowel bleeding treated?", ("care of bleeding in the bowel",))]
-    assert one(events, RoutedEvent).prepared.variants[1:] == found.asked[0][1] and one(events, CitationsEvent).degraded == ("lexical: ConnectionError",)
+    assert found.asked == [("How is bowel bleeding treated?", ("How is bowel bleeding treated?", "care of bleeding in the bowel"))]
+    assert one(events, RoutedEvent).prepared.variants == found.asked[0][1] and one(events, CitationsEvent).degraded == ("lexical: ConnectionError",)
 
 
 def test_a_search_that_prepares_is_left_to_it():
-    own = Searching(prepare=lambda question, history: PreparedQuestion(question, "complete", ("complete", "other"), "model"))
-    events = list(stream_answer(own, QUESTION, model=says("x [1]")))
-    assert own.asked == [("complete", ("other",))] and one(events, RoutedEvent).prepared.how == "model"
-    broken = Searching(prepare=forbidden)
-    assert list(stream_answer(broken, QUESTION, model=says("x [1]")))[-1].name == "done" and broken.asked == [(QUESTION, ())]
+    with records(prepare=lambda question, history: PreparedQuestion(question, "complete", ("complete", "other"), "model")) as search:
+        events = list(stream_answer(search, QUESTION, model=says("x [1]")))
+        assert one(events, RoutedEvent).prepared.variants == ("complete", "other") and "dense 2" in one(events, DoneEvent).answer.retrieval.trace.lists
+    with records(prepare=forbidden) as search:
+        events = list(stream_answer(search, QUESTION, model=says("x [1]")))
+        assert one(events, RoutedEvent).prepared.how == "as asked" and "prepare: AssertionError" in one(events, CitationsEvent).degraded[0] and events[-1].name == "done"
+
+
+def test_a_search_that_takes_wordings_alone_is_given_them():
+    found, rewritten = Wordings(), "STANDALONE: x\nVARIANT: care of bleeding in the bowel"
+    assert names(stream_answer(found, "How is bowel bleeding treated?", model=says("x [1]"), rewrite=says(rewritten)))[-1] == "done"
+    assert found.asked == [("How is bowel bleeding treated?", ("care of bleeding in the bowel",))]
+
+
+def test_a_search_behind_another_is_given_what_that_passes_on():
+    class Behind:
+        def __init__(self, search):
+            self.inner = search
+
+        def search(self, question, **options):
+            return self.inner.search(question, **options)
+
+    with records() as search:
+        events = list(stream_answer(Behind(search), QUESTION, model=says("x [1]")))
+    assert next(stage.name for stage in one(events, DoneEvent).answer.retrieval.trace.stages) == "prepare"
 
 
 def test_a_plain_index_costs_no_call_for_wordings_it_cannot_use():
@@ -257,7 +289,7 @@ def test_a_record_search_prepares_itself_and_its_trace_is_kept(talk):
     with records() as search:
         events = list(stream_answer(search, "Was she on warfarin?", model=says("x [1]"), conversation=talk))
         kept = one(events, DoneEvent).answer.retrieval
-        assert [stage.name for stage in kept.trace.stages][:2] == ["wait", "prepare"]
+        assert [stage.name for stage in kept.trace.stages][:2] == ["prepare", "wait"]
         assert kept.prepared == one(events, RoutedEvent).prepared and kept.prepared.standalone == "Was patient 17 on warfarin?" and kept.prepared.how == "focus"
         refused = answer(search, "x", model=forbidden, filters={"source": "nowhere"})
         assert refused.refused == "the filter lets no passage through" and [stage.kept for stage in refused.retrieval.trace.stages if stage.name == "filter"] == [0]
@@ -281,11 +313,39 @@ def test_the_rolling_summary_reaches_what_prepares(talk):
 def test_preparing_is_given_up_in_time(part):
     release = threading.Event()
     late = lambda *_, **__: release.wait(60) and "STANDALONE: x"
-    with records(deadline=6.0, **({"prepare": late} if part == "prepare" else {})) as search:
+    with records(deadline=8.0, **({"prepare": late} if part == "prepare" else {})) as search:
         events = list(stream_answer(search, "How is bowel bleeding treated?", model=says("x [1]"), generation=Admission(2), **({"rewrite": late} if part == "rewrite" else {})))
-        assert one(events, CitationsEvent).degraded == ("prepare: LateError: not done in time",) and one(events, RoutedEvent).prepared.how == "as asked"
+        assert one(events, CitationsEvent).degraded[0] == "prepare: LateError: not done in time" and one(events, RoutedEvent).prepared.how == "as asked"
         assert one(events, DoneEvent).answer.sources
         release.set()
+
+
+def test_a_preparation_that_is_given_up_asks_no_model():
+    lane, asked = Admission(1, wait=60), []
+    with records(deadline=8.0) as search:
+        with lane.enter("a test"):
+            found = answer(search, "How is bowel bleeding treated?", model="quote", rewrite=lambda prompt: asked.append(prompt) or "STANDALONE: x", generation=lane)
+            assert found.sources and found.retrieval.degraded[0] == "prepare: LateError: not done in time" and lane.waiting == 1
+        with lane.enter("a test"):  # after whoever waited before
+            assert asked == []
+
+
+def test_questions_that_wait_for_a_model_keep_no_other_from_its_passages():
+    lane, found = Admission(1, wait=60), []
+    with records(admission=Admission(4, wait=0)) as search:
+        ask = lambda **options: answer(search, "How is bowel bleeding treated?", model="quote", generation=lane, **options)
+        with lane.enter("a long stream"):
+            threads = [threading.Thread(target=lambda: found.append(ask(rewrite=says("STANDALONE: x")))) for _ in range(5)]
+            for thread in threads:
+                thread.start()
+            while lane.waiting < len(threads):
+                assert all(thread.is_alive() for thread in threads)
+                time.sleep(0.001)
+            assert ask().sources and found == []
+            search.admission = Admission(5, wait=0)  # room for all at once
+        for thread in threads:
+            thread.join()
+    assert len(found) == 5 and all(one.sources for one in found)
 
 
 def test_models_write_one_at_a_time():
@@ -330,6 +390,7 @@ def test_the_process_has_one_slot_for_models():
         threads = [threading.Thread(target=lambda: seen.append(answer(index, QUESTION, model=says()).ok))]
         threads[0].start()
         while not admission_for("generation").waiting:
+            assert threads[0].is_alive()
             time.sleep(0.001)
         assert seen == []
     threads[0].join()

@@ -75,7 +75,7 @@ def test_the_trace_says_where_each_passage_stood(notes, capsys):
     assert main(["ask", "How is asthma treated?", "-i", notes, "-m", "quote", "--trace", "--where", "checked=true"]) == 0
     out = capsys.readouterr().out
     stages = [line.split()[0] for line in out.splitlines() if " ms" in line]
-    assert stages == ["wait", "prepare", "filter", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
+    assert stages == ["prepare", "wait", "filter", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
     way = {line.split()[0]: line for line in out.splitlines() if line.startswith("notes:") and (line.endswith("stayed") or "left at" in line)}
     assert way["notes:2:0"].split()[1:] == ["1", "1", "1", "1", "1", "stayed"] and way["notes:4:0"].endswith("left at gate: scores less than 0.363")
     assert len(way) == 3 and "filter          3 → 3" in out and "checked in ['true', True]" in out

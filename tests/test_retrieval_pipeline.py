@@ -92,7 +92,7 @@ def fails(*_, **__):
 def test_the_stages_come_in_order(open_search):
     search = open_search(reranker=Scorer(), gate=Gate("sigmoid", 0.1), expand=lambda hits, index: hits, prepare=lambda q, history: _Prepared(q))
     names = [stage.name for stage in search.search("bleeding", filters={"table": "notes"}).trace.stages]
-    assert names == ["wait", "prepare", "filter", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
+    assert names == ["prepare", "wait", "filter", "encode", "dense", "lexical", "fuse", "rows", "duplicates", "cut", "rerank", "gate", "top", "expand"]
 
 
 def test_a_search_and_what_it_found_can_be_printed(open_search):
@@ -364,13 +364,44 @@ def test_the_summary_is_given_to_what_takes_one_and_a_prepared_question_is_used(
         seen.append((question, history, summary))
         return _Prepared("bleeding under apixaban")
 
-    assert open_search(prepare=prepare).search("and now?", history=["…"], summary="a patient on apixaban").trace.stages[1].note == "made complete"
+    assert open_search(prepare=prepare).search("and now?", history=["…"], summary="a patient on apixaban").trace.stages[0].note == "made complete"
     assert seen == [("and now?", ["…"], "a patient on apixaban")]
     search = open_search(prepare=fails)
     assert search.search("and now?", prepare=prepare).prepared.standalone == "bleeding under apixaban" and len(seen) == 2
     ready = _Prepared("bleeding ulcer clipped", "hemorrhage")
     found = search.search("and now?", prepare=ready)
-    assert found.prepared is ready and found.degraded == () and "dense 2" in found.trace.lists and [s.name for s in found.trace.stages][:2] == ["wait", "prepare"]
+    assert found.prepared is ready and found.degraded == () and "dense 2" in found.trace.lists and [s.name for s in found.trace.stages][:2] == ["prepare", "wait"]
+
+
+@pytest.mark.parametrize("deadline", [None, 600.0])
+def test_preparations_that_block_keep_no_other_search_from_being_answered(open_search, deadline):
+    lane, begun, release, found = Admission(1, wait=60), threading.Semaphore(0), threading.Event(), []
+
+    def blocks(question, history):
+        begun.release()
+        release.wait(60)
+        return _Prepared("ankle")
+
+    search = open_search(admission=lane, threads=2)
+    threads = [threading.Thread(target=lambda: found.append(search.search("bleeding", prepare=blocks, deadline=deadline))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert all([begun.acquire(timeout=60) for _ in threads]) and (lane.inside, lane.waiting) == (0, 0)
+    for prepare in (None, lambda question, history: _Prepared("fever")):
+        answered = search.search("fever", prepare=prepare, deadline=deadline)
+        assert answered.hits and answered.degraded == () and found == []
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert [one.prepared.standalone for one in found] == ["ankle"] * 3
+
+
+def test_a_preparation_that_is_given_up_keeps_no_slot(open_search):
+    lane, release = Admission(1, wait=0), threading.Event()
+    search = open_search(admission=lane)
+    assert search.search("bleeding", prepare=lambda *_, **__: release.wait(60), deadline=6.0).degraded[0].startswith("prepare: LateError")
+    assert search.search("bleeding").hits and not release.is_set()
+    release.set()
 
 
 @pytest.mark.parametrize("part", ["prepare", "reranker", "expand"])
@@ -503,6 +534,45 @@ def test_the_trace_says_what_a_filter_lets_through(open_search, lexical):
     assert "filter" not in [stage.name for stage in open_search(filled(ROWS)).search("bleeding").trace.stages]
 
 
+class Uncounted:
+    "A full-text side that can search, and cannot count."
+
+    def __init__(self, lexical, count, search=None):
+        self.count, self.search, self.get, self.n = count, search or lexical.search, lexical.get, len(lexical)
+
+    def __len__(self):
+        return self.n
+
+
+class Panic(BaseException):
+    pass
+
+
+def panics(*_, **__):
+    raise Panic("assertion failed")
+
+
+@pytest.mark.parametrize(("sides", "degraded"), [(("dense",), ()), (("dense", "lexical"), ("lexical: ConnectionError: gone",))])
+@pytest.mark.parametrize("deadline", [None, 600.0])
+def test_a_filter_does_not_make_a_failing_side_fatal(open_search, sides, degraded, deadline):
+    index = filled(ROWS)
+    one = HybridIndex(index.store, Uncounted(index.lexical, fails, fails), encode)
+    found = open_search(one, sides=sides).search("bleeding", filters={"patient": "PT-0004"}, deadline=deadline)
+    assert sorted(hit.metadata["row"] for hit in found) == [2, 6] and found.degraded == degraded
+    (stage,) = [stage for stage in found.trace.stages if stage.name == "filter"]
+    assert (stage.given, stage.kept, stage.note) == (6, 6, "patient in ['PT-0004'] (not counted: ConnectionError: gone)")
+
+
+def test_a_filter_that_cannot_be_counted_is_applied_all_the_same(open_search):
+    index, release, lane = filled(ROWS), threading.Event(), Admission(1, wait=0)
+    note = lambda found: [stage.note for stage in found.trace.stages if stage.name == "filter"]
+    ask = lambda count, **options: open_search(HybridIndex(index.store, Uncounted(index.lexical, count), encode), admission=lane).search("bleeding", filters={"table": "notes"}, **options)
+    assert note(ask(panics)) == ["table in ['notes'] (not counted: Panic: assertion failed)"] and lane.inside == 0
+    late = ask(lambda _: release.wait(60), deadline=12.0)
+    assert note(late) == ["table in ['notes'] (not counted: LateError: not done in time)"] and late.hits and lane.inside == 1  # it is still being counted
+    release.set()
+
+
 def test_the_trace_says_what_was_left_out_and_why(open_search):
     notes = lambda found: {stage.name: stage.note for stage in found.trace.stages if stage.name in ("rerank", "gate")}
     assert notes(open_search().search("bleeding")) == {"rerank": "left out: there is none", "gate": "left out: there is none"}
@@ -521,6 +591,7 @@ def test_the_trace_tells_the_wait_for_a_slot(open_search):
     thread = threading.Thread(target=lambda: found.append(search.search("bleeding")))
     thread.start()
     while not lane.waiting:
+        assert thread.is_alive()
         time.sleep(0.001)
     leave()
     thread.join()
@@ -646,6 +717,7 @@ def test_a_full_queue_refuses_at_once():
     waiter = threading.Thread(target=lambda: lane.acquire()())
     waiter.start()
     while not lane.waiting:
+        assert waiter.is_alive()
         time.sleep(0.001)
     with pytest.raises(BusyError, match="no room in the queue"):
         lane.acquire()
