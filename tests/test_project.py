@@ -10,9 +10,12 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import healthrag
 from healthrag.lazy import public_names
@@ -151,3 +154,11 @@ def test_a_notebook_is_short_enough_to_read(path):
     code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     exported = sum(source.count("\n") + 1 for source in code if re.search(r"^#\|\s*export", source, re.M))
     assert len(code) <= 70 and exported <= 400
+
+
+def test_pinned_packages_install_on_every_python_that_is_promised():
+    lowest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=") + ".0"
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    here = {pin.name: metadata.distribution(pin.name) for pin in pins if (not pin.marker or pin.marker.evaluate()) and next(metadata.Distribution.discover(name=pin.name), None)}
+    assert len(here) > 100
+    assert {name: asked for name, one in here.items() if (asked := one.metadata.get("Requires-Python")) and lowest not in SpecifierSet(asked)} == {}
